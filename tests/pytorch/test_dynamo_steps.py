@@ -2,6 +2,8 @@
 
 import copy
 import os
+import sys
+import types
 from collections import OrderedDict
 
 import pytest
@@ -91,6 +93,14 @@ def transcribed(_, y, x):
     return nn.functional.ctc_loss(logits, labels, torch.tensor([6, 6]), lengths)
 
 
+def written(_, y, x):
+    """Read a number that was written through a view of another tensor."""
+    table = torch.zeros(3)
+    row = table[0]
+    row.copy_(x[0, 0])
+    return y * table.sum().item()
+
+
 STEPS = {
     "one_hot": labelled,
     "ctc": transcribed,
@@ -99,6 +109,7 @@ STEPS = {
     "buffer": assigned,
     "checkpoint": in_checkpoint,
     "readings": masked,
+    "written": written,
     "inverse": lambda _model, y, _x: torch.linalg.inv(y.T @ y + torch.eye(4)),
     "autocast": lambda m, y, x: m.layer(x).float() + y,
 }
@@ -244,3 +255,68 @@ def test_tensors_outside_of_modules_are_those_of_the_step():
     model.tensors[0] = torch.ones(4)
     with pytest.raises(pmt.CaptureError, match=r"a tensor outside of the model, .* is another"):
         step(*rows())
+
+
+def test_what_is_written_through_a_view_is_read_again():
+    """Another input has another number, which is no constant of the step."""
+    (x,) = rows()
+    step = compile_keep_all(Model(written), None, (x,))
+    with pytest.raises(pmt.CaptureError, match=r"table\.sum\(\)\.item\(\)\) was .* and is "):
+        step(x * 2)
+
+
+def test_a_file_may_replace_one_of_its_name(monkeypatch):
+    """As a file that is imported again: names are those of the newer one."""
+    for factor in (1.0, 3.0):
+        file = types.ModuleType("poetmodel_try_file")
+        monkeypatch.setitem(sys.modules, file.__name__, file)
+        file.FACTOR = factor
+        exec("def scale(_, y, __): return y * FACTOR", vars(file))  # noqa: S102 - as a file
+        model = Model(file.scale)
+        assert find_differences(compile_keep_all(model, None, rows()), model, None, rows()) == []
+
+
+def hooked(model, y, _):
+    """Register a hook in the first pass."""
+    if not model.n:
+        model.n = 1
+        model.last.register_forward_hook(lambda _, __, output: output * 2)
+    return model.last(y)
+
+
+def test_a_hook_that_the_first_pass_registers_is_refused():
+    """The remedy is named, and helps; the model is as it was."""
+    model = Model(hooked)
+    with pytest.raises(pmt.CaptureError, match=r"steps\.py:\d+ .*call the model once, and comp"):
+        compile_keep_all(model, None, rows())
+    assert model.n == 0
+    assert not model.last._forward_hooks
+    model(*rows())
+    assert find_differences(compile_keep_all(model, None, rows()), model, None, rows()) == []
+
+
+def test_hooks_of_all_modules_that_a_pass_leaves_are_removed():
+    """A capture that fails leaves none behind."""
+    hooks = nn.modules.module._global_forward_hooks
+    model = Model(lambda *_: nn.modules.module.register_module_forward_hook(lambda *_: None))
+    with pytest.raises(pmt.CaptureError):
+        compile_keep_all(model, None, rows())
+    assert not hooks
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_of_modules_are_refused(kind):
+    """The module is named, and a remedy."""
+    model = Model()
+    getattr(model.last, kind)(lambda *_: None)
+    with pytest.raises(pmt.CaptureError, match=r"last has a backward hook.*output\.register_hook"):
+        compile_keep_all(model, None, rows())
+
+
+def test_an_array_that_cannot_be_guarded_is_refused():
+    """TorchDynamo fails on its length; the message names a remedy."""
+    numpy = pytest.importorskip("numpy")
+    model = Model(lambda m, y, _: y * len(m.array))
+    model.array = numpy.ones(2)
+    with pytest.raises(pmt.CaptureError, match=r"NumPy array.*; make it a tensor, or a tuple"):
+        compile_keep_all(model, None, rows())

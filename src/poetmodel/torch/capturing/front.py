@@ -15,6 +15,7 @@ import warnings
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
@@ -407,9 +408,12 @@ def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Call
         return results, tensors
 
     function = step if values is None or not with_readings else step_with_readings
-    # A code object of its own: Dynamo stores captures and counts them by code.
-    function.__code__ = function.__code__.replace(co_name=f"step_of_{type(model).__name__}")
-    return function
+    # A code object of its own: Dynamo stores captures and counts them by code. Names of its own:
+    # Dynamo adds one for each file, and another file may have the name of an earlier one.
+    names = dict(globals())
+    execute = FunctionType(execute.__code__, names, None, None, execute.__closure__)
+    code = function.__code__.replace(co_name=f"step_of_{type(model).__name__}")
+    return FunctionType(code, names, None, None, function.__closure__)
 
 
 class _quiet_logger:  # noqa: N801 - used as a function

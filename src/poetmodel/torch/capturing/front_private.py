@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc as dynamo_errors
+from torch._dynamo import symbolic_convert
 from torch.distributions import Distribution, constraints
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def capture_settings() -> Iterator[None]:
     if not hasattr(dynamo_config, LOGGING_SETTINGS[0]):
         settings[LOGGING_SETTINGS[1]] = settings.pop(LOGGING_SETTINGS[0])
     known_settings = {key: settings[key] for key in settings if hasattr(dynamo_config, key)}
+    with suppress(AttributeError):  # another file may have the name of an earlier one
+        symbolic_convert._import_module.cache_clear()  # noqa: SLF001 - no public name
     with dynamo_config.patch(known_settings), _traceable_functions(), kept_validation():
         yield
 
@@ -153,9 +156,17 @@ def frames_in(text: str | None) -> list[tuple[str, int]]:
     return [(match["path"], int(match["line"])) for match in _FRAME.finditer(text or "")]
 
 
+_ARRAY_MARK: Final = "Boolean value of Tensor"  # TorchDynamo compares arrays as tensors
+
+
 def explain(error: BaseException) -> str:
     """Return a sentence of Dynamo's explanation of an error; without one, its first line."""
     text = str(error)
+    if isinstance(error, dynamo_errors.InternalTorchDynamoError) and _ARRAY_MARK in text:
+        return (
+            "forward reads a NumPy array, or parts of it, which TorchDynamo cannot guard; make it "
+            "a tensor, or a tuple of numbers"
+        )
     explanation = re.search(r"Explanation: (.*)", text)
     has_reason = explanation is not None and explanation[1].strip()
     reason = explanation[1] if explanation and has_reason else text.strip().split("\n")[0]

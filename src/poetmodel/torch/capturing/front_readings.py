@@ -15,11 +15,12 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from poetmodel.torch.capturing.front_private import frames_in
+from poetmodel.torch.capturing.front_private import example_value, frames_in
 from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
+from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     Values = dict[str, list[Any]]
     """Recorded values by kind, in the order of reading."""
@@ -399,13 +400,23 @@ def _ancestors(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
         if current not in needed:
             needed.add(current)
             pending += current.all_input_nodes
+    storages = _storages(needed)
     for earlier in graph.nodes:
         if earlier is node:
             break
-        inputs = earlier.all_input_nodes
-        if _is_in_place(earlier) and inputs and inputs[0] in needed and earlier not in needed:
+        if not _is_in_place(earlier) or earlier in needed:
+            continue
+        targets = earlier.all_input_nodes[:1]
+        if not needed.isdisjoint(targets) or not storages.isdisjoint(_storages(targets)):
             needed |= {earlier} | _ancestors(graph, earlier)
+            storages = _storages(needed)
     return needed
+
+
+def _storages(nodes: Iterable[fx.Node]) -> set[int]:
+    """Return a key for each storage of the fake values of nodes, which views share."""
+    values = tensors_in([example_value(node) for node in nodes])
+    return {storage_key(value) for value in values if value.layout == torch.strided}
 
 
 class ReadingCheck:

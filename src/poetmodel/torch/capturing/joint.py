@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -283,6 +284,8 @@ def _capture_by_dynamo(
     follows_state: bool,
 ) -> Joint:
     """Return a step whose graph TorchDynamo captures; arguments are as for `capture`."""
+    parts = [part for part in (model, loss_fn) if isinstance(part, torch.nn.Module)]
+    refuse(name, chain.from_iterable(map(_backward_hook_errors, parts)))
     flat_inputs, spec = flatten(inputs)
     uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -379,6 +382,16 @@ def _capture_by_dynamo(
     return joint
 
 
+def _backward_hook_errors(model: torch.nn.Module) -> Iterator[str]:
+    """Yield a text for each module of a model with backward hooks."""
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:  # noqa: SLF001 - no other way
+            yield (
+                f"{path or type(module).__name__} has a backward hook, which TorchDynamo does not "
+                "capture; register a hook of its output in a forward hook (output.register_hook)"
+            )
+
+
 def _copy_batch(batch: Sequence[Any]) -> Sequence[Any]:
     """Return a batch of copies."""
     flat_inputs, spec = flatten(batch)
@@ -402,6 +415,10 @@ def _capture_or_record(
         return front.capture(batch)
     except CaptureError as error:
         _refuse_other_results(front.name, first_results, passes.execute())
+        with suppress(CaptureError):
+            front.capture(batch)  # in the state that a pass leaves
+            advice = "only its first pass does this: call the model once, and compile it then"
+            error = CaptureError(f"{error}; {advice}")
         raise error from refusal
 
 

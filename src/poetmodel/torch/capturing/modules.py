@@ -133,10 +133,11 @@ class ModuleSnapshot:
         for tensor in self._tensors:
             tensor.restore()
         changes: list[tuple[str, str, Any]] = []
-        for container in self._containers:
+        for index, container in enumerate(self._containers):
             if is_first_pass:
                 container.record_first_pass()
-            changes += container.restore(is_capturing=is_capturing, keeps_new=keeps_new)
+            keeps_keys = keeps_new and index >= self._n_global_containers
+            changes += container.restore(is_capturing=is_capturing, keeps_new=keeps_keys)
         tensor_keys = {(path, key) for path, key, value in changes if tensors_in(value)}
         return tuple(
             sorted(
