@@ -61,7 +61,7 @@ def join(rank, folder):
     torch.set_num_threads(1)
     store = distributed.FileStore(str(folder / "store"), 2)
     distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=5)
     )
 
 
