@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from poetmodel.problem.limits import StatedProblem
 
-COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
+_COMMIT_CONSTRAINT: Final = "replaced state stays in RAM between commits"
 """Name of the constraint that `_constraints_with_commits` adds."""
 Limit = TypeVar("Limit")
 """Type of a parsed limit."""
@@ -47,7 +47,7 @@ class ResolvedProblem:
     single_pass: SinglePass
     """Time and energy of computing every node once."""
     constraints: tuple[Constraint, ...]
-    """Constraints, including `COMMIT_CONSTRAINT` if commits need it."""
+    """Constraints, including `_COMMIT_CONSTRAINT` if commits need it."""
     minimize: str
     """A member of `Quantity`, or `USER_OBJECTIVE`."""
     deadline_counts: DeadlineCounts
@@ -147,9 +147,9 @@ def _costs_with_commits(problem: StatedProblem) -> Costs:
 
 
 def _constraints_with_commits(problem: StatedProblem) -> tuple[Constraint, ...]:
-    """Return the constraints; rare commits add `COMMIT_CONSTRAINT`: replaced state is resident."""
+    """Return the constraints; rare commits add `_COMMIT_CONSTRAINT`: replaced state is resident."""
     graph, device = problem.graph, problem.costs.device
-    rows = tuple(row for row in problem.constraints if row.name != COMMIT_CONSTRAINT)
+    rows = tuple(row for row in problem.constraints if row.name != _COMMIT_CONSTRAINT)
     # Between two commits, replaced state on storage would be in neither generation.
     replaced_state = [graph.tensors[i].name for i in graph.replacement_of]
     if (
@@ -158,7 +158,7 @@ def _constraints_with_commits(problem: StatedProblem) -> tuple[Constraint, ...]:
         and not (device is not None and device.is_volatile)
     ):
         terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in replaced_state}
-        return (*rows, Constraint(name=COMMIT_CONSTRAINT, terms=terms, lower=len(replaced_state)))
+        return (*rows, Constraint(name=_COMMIT_CONSTRAINT, terms=terms, lower=len(replaced_state)))
     return rows
 
 

@@ -12,7 +12,6 @@ from poetmodel.backends.registry import backend_class, backend_names
 from poetmodel.device.ram import device_ram_metrics
 from poetmodel.files import installed_version
 from poetmodel.problem import USER_OBJECTIVE, Problem
-from poetmodel.problem.parse import COMMIT_CONSTRAINT
 from poetmodel.report.presenter import metric_facts, state_metrics, to_json_object
 from poetmodel.result import gap_over_time, relative_gap
 from poetmodel.schedule.decisions import (
@@ -25,7 +24,7 @@ from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.case.case import Case
     from poetmodel.case.opening import Checked
@@ -262,22 +261,25 @@ def reproduction_commands(subject: Checked) -> Iterator[str]:
     if case.device is None:
         case = replace(case, device=subject.document.device)
     if stated_problem is not None and subject.costs is not None:
-        case = _stated_case(case, stated_problem, subject.file)
-        if case.constraint_files:
-            lines = "\n".join(_constraint_lines(stated_problem))
+        case = _stated_case(case, stated_problem)
+        limited = Problem.from_limits(subject.graph, subject.costs, case.limits)
+        own_names = {row.name for row in limited.constraints}
+        rows = [row for row in stated_problem.constraints if row.name not in own_names]
+        if rows or stated_problem.minimize == USER_OBJECTIVE:
+            case = replace(case, constraint_files=(_constraints_file(subject.file),))
+            lines = "\n".join(_constraint_lines(rows, stated_problem))
             yield f"cat > {shlex.quote(case.constraint_files[0])} <<'TOML'\n{lines}\nTOML"
         yield case.command("solve", out=subject.file)
     yield case.verification_command(subject.file)
 
 
-def _stated_case(case: Case, stated: ProblemEntry, file: str) -> Case:
-    """Return the case of a stated problem; a constraints file has its user-defined sums."""
+def _stated_case(case: Case, stated: ProblemEntry) -> Case:
+    """Return the case of a stated problem, without user-defined sums."""
     minimize = None if stated.minimize in ("energy", USER_OBJECTIVE) else stated.minimize
     default = SearchOptions()
     return replace(
         case,
         limits=replace(stated.limits(), minimize=minimize),
-        constraint_files=(_constraints_file(file),) if _has_user_sums(stated) else (),
         search=SearchOptions(
             method=stated.method,
             formulation=stated.formulation,
@@ -296,20 +298,9 @@ def _constraints_file(file: str) -> str:
     return f"{file.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 
-def _user_constraints(stated: ProblemEntry) -> list[ConstraintEntry]:
-    """Return the constraints of a problem except the one that ``--commit-every`` adds."""
-    return [
-        row for row in stated.constraints if row.name != COMMIT_CONSTRAINT or stated.commit is None
-    ]
-
-
-def _has_user_sums(stated: ProblemEntry) -> bool:
-    return bool(_user_constraints(stated)) or stated.minimize == USER_OBJECTIVE
-
-
-def _constraint_lines(stated: ProblemEntry) -> Iterator[str]:
+def _constraint_lines(rows: Sequence[ConstraintEntry], stated: ProblemEntry) -> Iterator[str]:
     """Yield the lines of a TOML file for ``--constraints``, a user-defined objective last."""
-    for row in _user_constraints(stated):
+    for row in rows:
         limits_by_key = {"at_least": row.lower, "at_most": row.upper}
         if row.lower == row.upper:
             limits_by_key = {"equals": row.upper}
