@@ -142,10 +142,8 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
         else:
             msg = f"{position}: not valid JSON ({error.msg})"
         raise InputError(msg) from None
-    except RecursionError:
-        raise InputError(f"its JSON is nested too deeply to be a {expected} file") from None
-    except ValueError:  # An integer with more digits than Python parses.
-        raise InputError("it contains a number with too many digits") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number too long
+        raise InputError(f"not valid JSON ({error})") from None
     messages = [f"{key}: the key comes twice in one object" for key in repeated_keys]
     if faults is not None:
         faults += messages
@@ -154,18 +152,14 @@ def parse_json(text: str, *, expected: str, faults: list[str] | None = None) -> 
     return document
 
 
-def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
-    """Parse TOML or raise `InputError`; `expected` names the kind of file in a message."""
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML or raise `InputError`."""
     import tomllib
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (RecursionError, ValueError) as error:  # also nested too deeply, or a number too long
         raise InputError(f"not valid TOML ({error})") from None
-    except RecursionError:
-        raise InputError(f"its TOML is nested too deeply to be a {expected}") from None
-    except ValueError:  # An integer with more digits than Python parses.
-        raise InputError("it contains a number with too many digits") from None
 
 
 def format_location(path: Sequence[str | int], document: object = None) -> str:

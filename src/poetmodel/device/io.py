@@ -40,7 +40,7 @@ def read_device(key: str) -> dict[str, Any]:
     with convert_errors(DeviceError):
         text = read_text(path)
     with convert_errors(DeviceError, key):
-        return parse_toml(text, expected="device file")
+        return parse_toml(text)
 
 
 def _is_path(key: str) -> bool:

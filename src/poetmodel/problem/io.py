@@ -84,7 +84,7 @@ def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
     """Return `problem` with constraints and objective of a TOML text; errors name its `source`."""
     with convert_errors(InputError, source):
         reader = _ConstraintReader(problem)
-        reader.read(parse_toml(text, expected="file of constraints"))
+        reader.read(parse_toml(text))
         if reader.faults:
             raise InputError(reader.faults)
         if reader.objective is not None:
