@@ -144,7 +144,7 @@ def test_killed_process_costs_nothing(tmp_path, monkeypatch):
         started.append(WorkerProcess())
         return started[-1]
 
-    monkeypatch.setattr("poetmodel.sweeps.workers.WorkerProcess", noted)
+    monkeypatch.setattr("poetmodel.process.WorkerProcess", noted)
 
     def kill_once(progress):
         if progress.done == 1 and not ends:
