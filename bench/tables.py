@@ -18,6 +18,7 @@ import step_tables as steps
 from measured import (
     CASES,
     ONE_PERCENT,
+    format_code,
     format_count,
     format_factors,
     format_integer,
@@ -201,7 +202,7 @@ def format_csv(frame: pd.DataFrame) -> str:
 
 
 def compute_quoted_numbers() -> dict[str, str]:
-    """Return the numbers that pages quote as text, by name in `quotes.QUOTES`."""
+    """Return the numbers that pages quote as text, by the name in their marks."""
     return {**_quote_methods(), **_quote_solves(), **_quote_training(), **_quote_boards()}
 
 
@@ -302,8 +303,8 @@ def _quote_boards() -> dict[str, str]:
     return {
         "cmsis_least": f"{min(cmsis_ratios):.0%}".rstrip("%"),
         "cmsis_most": f"{max(cmsis_ratios):.0%}".rstrip("%"),
-        "board_network": best["network"],
-        "board": best["board"],
+        "board_network": format_code(best["network"]),
+        "board": format_code(best["board"]),
         "board_ram": format_bytes(best["limit_bytes"]),
         "board_kept": format_bytes(kept[best["network"]]["ram_bytes"]),
         "board_times": f"{best['instructions'] / kept[best['network']]['instructions']:.2f}",

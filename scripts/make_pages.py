@@ -1,10 +1,11 @@
-"""Write the tables, CSV files and pictures of the results, and check the numbers that pages quote.
+"""Write the tables, CSV files and pictures of the results, and the numbers that pages quote.
 
 ``python scripts/make_pages.py`` fills the blocks from ``<!-- begin table NAME -->`` to
-``<!-- end table -->`` in README.md and ``docs/`` from the newest records of ``bench/results/``,
-writes ``docs/results/csv/`` and draws the pictures that are not current. ``--check`` writes
-nothing and exits 1 if a file is not current. Both exit 1 if a page lacks a sentence of `QUOTES`.
-Tables need pandas, pictures matplotlib.
+``<!-- end table -->``, and the numbers from ``<!--=NAME-->`` to ``<!--/-->``, in README.md and
+``docs/`` from the newest records of ``bench/results/``, writes ``docs/results/csv/`` and draws the
+pictures that are not current. ``--check`` writes nothing and exits 1 if a file is not current. A
+line must not begin with a number's mark, which would end the paragraph. Tables need pandas,
+pictures matplotlib.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ sys.path.append(str(ROOT / "bench"))
 
 from blocks import update_pages  # noqa: E402
 from charts import CHARTS  # noqa: E402
-from quotes import QUOTES  # noqa: E402
 from tables import CSVS, TABLES, compute_quoted_numbers, format_csv  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 DOCS: Final = ROOT / "docs"
 CSV_FOLDER: Final = DOCS / "results" / "csv"
 _BLOCK: Final = re.compile(r"<!-- begin table (\S+) -->\n.*?<!-- end table -->", re.DOTALL)
+_NUMBER: Final = re.compile(r"(<!--=(\w+)-->).*?(<!--/-->)", re.DOTALL)
 
 
 def fill_tables(page: str) -> str:
@@ -47,23 +48,29 @@ def fill_tables(page: str) -> str:
     return _BLOCK.sub(render_block, page)
 
 
+def fill_numbers(page: str, numbers: Mapping[str, str]) -> str:
+    """Return a page with the current numbers that it quotes.
+
+    Raises
+    ------
+    KeyError
+        If the page names an unknown number.
+    """
+    return _NUMBER.sub(lambda match: f"{match[1]}{numbers[match[2]]}{match[3]}", page)
+
+
 def render_files() -> dict[Path, str]:
-    """Return the current content of each page with tables and of each CSV file, by path."""
+    """Return the current content of each page with tables or numbers and of each CSV file."""
     texts = {path: path.read_text("utf-8") for path in [ROOT / "README.md", *DOCS.rglob("*.md")]}
-    pages = {path: fill_tables(text) for path, text in texts.items() if _BLOCK.search(text)}
+    numbers = compute_quoted_numbers()
+    pages = {
+        path: fill_numbers(fill_tables(text), numbers)
+        for path, text in texts.items()
+        if _BLOCK.search(text) or _NUMBER.search(text)
+    }
     return pages | {
         CSV_FOLDER / f"{name}.csv": format_csv(make_frame()) for name, make_frame in CSVS.items()
     }
-
-
-def find_missing_quotes() -> list[str]:
-    """Describe each sentence of `QUOTES`, with its current numbers, that a page lacks."""
-    numbers, missing_quotes = compute_quoted_numbers(), []
-    for file_name, sentence in QUOTES:
-        expected_text = " ".join(sentence.format(**numbers).split())
-        if expected_text not in " ".join((ROOT / file_name).read_text("utf-8").split()):
-            missing_quotes.append(f"{file_name} lacks: {expected_text}")
-    return missing_quotes
 
 
 def update_charts(*, check: bool) -> int:
@@ -85,14 +92,11 @@ def update_charts(*, check: bool) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check pages, CSV files, pictures and quotes; return the exit status."""
+    """Write or check pages, CSV files and pictures; return the exit status."""
     parser = argparse.ArgumentParser(description="Write the tables and pictures of results.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
     check = parser.parse_args(arguments).check
-    status = max(update_pages(render_files(), check=check), update_charts(check=check))
-    missing_quotes = find_missing_quotes()
-    sys.stdout.writelines(f"{quote}\n" for quote in missing_quotes)
-    return 1 if missing_quotes else status
+    return max(update_pages(render_files(), check=check), update_charts(check=check))
 
 
 if __name__ == "__main__":

@@ -331,16 +331,28 @@ def test_tables_of_pages_are_current_used_and_short(monkeypatch):
     assert [name for name in tables.CSVS if f"csv/{name}.csv" not in pages] == []
 
 
-def test_charts_and_quotes_are_current():
-    """Pictures are those of the newest records, and pages quote their numbers."""
+def test_charts_are_current():
+    """Pictures are those of the newest records."""
     assert make_pages.update_charts(check=True) == 0
-    assert make_pages.find_missing_quotes() == []
+
+
+def test_numbers_are_filled_between_their_marks():
+    """Other text stays; an unknown number is an error. No mark of a page begins a line."""
+    page = "of <!--=n-->9\nor 10<!--/--> and <!--=n-->9<!--/-->.\n"
+    filled = "of <!--=n-->8<!--/--> and <!--=n-->8<!--/-->.\n"
+    assert make_pages.fill_numbers(page, {"n": "8"}) == filled
+    with pytest.raises(KeyError, match="n"):
+        make_pages.fill_numbers(page, {})
+    for path in make_pages.DOCS.rglob("*.md"):
+        assert "\n<!--=" not in path.read_text("utf-8"), path
 
 
 def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
-    """A stale page, picture or quoted number is named, and nothing is written."""
+    """A stale page or picture is named, and nothing is written; so is a page's number."""
     page = tmp_path / "index.md"
-    page.write_text("<!-- begin table x -->\n<!-- end table -->\nof 9 problems\n")
+    page.write_text("<!-- begin table x -->\n<!-- end table -->\n")
+    quoting = tmp_path / "quoting.md"
+    quoting.write_text("of <!--=problems-->9<!--/--> problems\n")
     (tmp_path / "README.md").write_text("")
     chart = charts.Chart(shown=[1], paint=print)
     for name, value in {
@@ -349,17 +361,16 @@ def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
         "TABLES": {"x": lambda: "| a |"},
         "CSVS": {},
         "CHARTS": {"c.svg": lambda: chart},
-        "QUOTES": (("index.md", "of {problems}\nproblems"),),
         "compute_quoted_numbers": lambda: {"problems": "8"},
     }.items():
         monkeypatch.setattr(make_pages, name, value)
     assert make_pages.main(["--check"]) == 1
     said = capsys.readouterr().out.splitlines()
-    lacks = "index.md lacks: of 8 problems"
-    assert said == [f"stale {page}", f"stale {tmp_path / 'c.svg'}", lacks]
+    assert sorted(said) == [f"stale {path}" for path in (tmp_path / "c.svg", page, quoting)]
     assert "| a |" not in page.read_text()
     (tmp_path / "c.svg").write_text(f"data {chart.digest}")
-    page.write_text(make_pages.fill_tables(page.read_text()).replace("9", "8"))
+    page.write_text(make_pages.fill_tables(page.read_text()))
+    quoting.write_text(quoting.read_text().replace("9", "8"))
     assert make_pages.main(["--check"]) == 0
 
 
