@@ -364,10 +364,18 @@ class Compiled:
         def run(capture: Capture, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             if capture not in captures:
                 raise Changed(captured=capture)
+            if not self.guards.hold_within(flat_inputs, tensors):
+                raise Changed
             constants = captures.replaced_constants(tensors)
             if constants and self.options.optimizer is not None:  # they may be on storage
                 raise Changed(("a tensor outside of the model, which forward reads, is another",))
-            results = self.runner.run(flat_inputs, constants=constants)
+            try:
+                module_tensors = self.trace.joint.module_tensors()
+            except AttributeError:
+                raise Changed from None
+            results = self.runner.run(
+                flat_inputs, constants=constants, module_tensors=module_tensors
+            )
             outputs.append(self.runner.build_output(results))
             return captures.arrange(capture, results)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from poetmodel.torch.capturing.front import Changed
-from poetmodel.torch.capturing.inputs import unflatten
+from poetmodel.torch.capturing.inputs import Nesting
 from poetmodel.torch.capturing.process_state import HeldContainers
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ class StepCaptures:
         is_settled: bool,
     ) -> None:
         self.front, self.constants, self.is_settled = front, constants, is_settled
-        self._captures, self._inputs, self._input_spec = tuple(captures), inputs, input_spec
+        self._captures = tuple(captures)
+        self._kinds = [type(value) for value in inputs]
+        self._rebuild = Nesting(input_spec).rebuild
+        self.tensors = self._captures[0].tensors
+        """The inputs of Dynamo's graph at the capture."""
+        self._value_indices = {id(capture): _value_indices(capture) for capture in captures}
         parts = [m for m in (front.model, front.loss_fn) if isinstance(m, torch.nn.Module)]
         self._held = HeldContainers(module for part in parts for module in part.modules())
         self._known_captures = tuple(front.captures)
@@ -44,13 +49,14 @@ class StepCaptures:
 
     def _batch(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return flat inputs in their nesting; tensors get the classes of the capture."""
-        values = [
-            value.as_subclass(type(example))
-            if isinstance(value, torch.Tensor) and type(value) is not type(example)
-            else value
-            for value, example in zip(inputs, self._inputs, strict=True)
-        ]
-        return unflatten(values, self._input_spec)
+        return self._rebuild(
+            [
+                value.as_subclass(kind)
+                if type(value) is not kind and isinstance(value, torch.Tensor)
+                else value
+                for value, kind in zip(inputs, self._kinds, strict=True)
+            ]
+        )
 
     def changes(self, inputs: Sequence[Any]) -> tuple[str, ...]:
         """Return a text for each reason why no capture is valid for flat inputs; () if one is."""
@@ -80,19 +86,23 @@ class StepCaptures:
 
     def replaced_constants(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the constants that are other objects among the inputs of Dynamo's graph now."""
-        captured = self._captures[0].tensors
         return {
             key: tensors[position]
             for key, position in self.constants.items()
-            if tensors[position] is not captured[position]
+            if tensors[position] is not self.tensors[position]
         }
 
     def arrange(self, capture: Capture, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a value for each output of a captured graph; unread outputs get any value."""
-        nodes = capture.graph_module.graph.output_node().args[0]
-        positions = (*capture.result_positions, *capture.stored_positions)
-        value_of = {nodes[p]: value for p, value in zip(positions, results, strict=True)}
-        return [value_of.get(node, results[0]) for node in nodes]
+        return [results[index] for index in self._value_indices[id(capture)]]
 
     def __contains__(self, capture: object) -> bool:
         return any(capture is member for member in self._captures)
+
+
+def _value_indices(capture: Capture) -> list[int]:
+    """Return the index among loss, outputs and stored tensors of each output of a graph, or 0."""
+    nodes = capture.graph_module.graph.output_node().args[0]
+    positions = (*capture.result_positions, *capture.stored_positions)
+    index_of = {nodes[position]: index for index, position in enumerate(positions)}
+    return [index_of.get(node, 0) for node in nodes]

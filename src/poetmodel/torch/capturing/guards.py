@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,11 +110,37 @@ class Guards:
         `_constant_holders`."""
         self.compiled_assumptions = self._collect_assumptions(joint.inputs)
         """Assumptions at the compilation of the step."""
+        self._submodules = [
+            (module._modules, dict(module._modules))  # noqa: SLF001 - named_children is slow
+            for module in self._modules
+            if module._modules  # noqa: SLF001
+        ]
+        self._training = list(self.compiled_assumptions.training)
+        graph_tensors = () if joint.captures is None else joint.captures.tensors
+        positions = {id(tensor): position for position, tensor in enumerate(graph_tensors)}
+        self._unguarded_positions = [
+            position for position, value in enumerate(joint.inputs) if id(value) not in positions
+        ]
+        """Positions of the flat inputs that are no inputs of Dynamo's graph."""
+        self._n_tensors = len(positions)
+        """Number of distinct tensors: Dynamo guards no parameter against being tied later."""
+        self._trained_positions = [
+            position for position, tensor in enumerate(graph_tensors) if tensor.requires_grad
+        ]
+        changed_tensors = [] if joint.captures is None else self._find_changed_tensors(joint.module)
+        changed_positions = [positions[id(t)] for t in changed_tensors if id(t) in positions]
+        self._changed_memory = _ChangedMemory(changed_positions, graph_tensors)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state."""
         captures = self._joint.captures
-        return self.hold_before(inputs) and (captures is None or not captures.changes(inputs))
+        return self.hold_before(inputs) and (
+            captures is None
+            or (
+                self._collect_assumptions(inputs) == self.compiled_assumptions
+                and not captures.changes(inputs)
+            )
+        )
 
     def hold_before(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid as far as a call under Dynamo's guards does not tell.
@@ -124,11 +151,47 @@ class Guards:
         joint = self._joint
         return (
             all(kind.forward is forward for kind, forward in self._forwards.items())
-            and joint.python_guards.hold()
             and not any(joint.process_state.differences())
             and not any(self._replaced_constant_names())
-            and self._collect_assumptions(inputs) == self.compiled_assumptions
-            and joint.value_guards.hold(joint.guarded_tensors(inputs))
+            and (
+                joint.python_guards.hold()
+                and self._collect_assumptions(inputs) == self.compiled_assumptions
+                if joint.captures is None
+                else self._hold_beside_dynamo(inputs)
+            )
+            and (
+                not joint.value_guards.reads
+                or joint.value_guards.hold(joint.guarded_tensors(inputs))
+            )
+        )
+
+    def _hold_beside_dynamo(self, inputs: Sequence[Any]) -> bool:
+        """Return whether those assumptions hold that Dynamo guards only of what a step reads."""
+        refuse_inference_mode()
+        refuse_inputs(inputs)
+        properties = self.compiled_assumptions.inputs
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        return (
+            all(map(is_plain, tensors))  # Dynamo's guards crash on nested tensors
+            and all(modules == old_modules for modules, old_modules in self._submodules)
+            and [module.training for module in self._modules] == self._training
+            and all(
+                _guarded_properties(inputs[position]) == properties[position]
+                for position in self._unguarded_positions
+            )
+        )
+
+    def hold_within(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether tensors of Dynamo's graph have no hook, and share memory as before."""
+        if len(set(map(id, tensors))) != self._n_tensors or any(
+            map(_is_hooked, map(tensors.__getitem__, self._trained_positions))
+        ):
+            return False
+        overlaps = self.compiled_assumptions.overlaps
+        if self._changed_inputs or any(index is not None for index in overlaps):
+            return self._overlapping_indices(inputs) == overlaps
+        return not self._changed_memory or not self._changed_memory.overlaps(
+            tensors, [value for value in inputs if isinstance(value, torch.Tensor)]
         )
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
@@ -287,13 +350,46 @@ class Guards:
 
 def _is_overlapping(tensor_a: torch.Tensor, tensor_b: torch.Tensor) -> bool:
     """Return whether two tensors in one storage overlap, from first to last element."""
-    begins, ends = [], []
-    for tensor in (tensor_a, tensor_b):
-        dimensions = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in dimensions) if tensor.numel() else 0
-        begins.append(tensor.storage_offset() * tensor.element_size())
-        ends.append(begins[-1] + span * tensor.element_size())
+    tensors = (tensor_a, tensor_b)
+    begins = [tensor.storage_offset() * tensor.element_size() for tensor in tensors]
+    ends = [begin + _span_bytes(tensor) for begin, tensor in zip(begins, tensors, strict=True)]
     return bool(max(begins) < min(ends))
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first to the last element of a tensor."""
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in dimensions) if tensor.numel() else 0
+    return int(span * tensor.element_size())
+
+
+class _ChangedMemory:
+    """The memory of the tensors that a step changes, at `positions` among those of its graph."""
+
+    def __init__(self, positions: Sequence[int], graph_tensors: Sequence[torch.Tensor]) -> None:
+        self._positions = positions
+        self._spans = [_span_bytes(graph_tensors[position]) for position in positions]
+        self._addresses: list[int] = []
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._positions)
+
+    def overlaps(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether any of the inputs overlaps any of the changed tensors."""
+        addresses = [tensors[position].data_ptr() for position in self._positions]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            ranges = sorted(zip(addresses, self._spans, strict=True))
+            self._begins = [begin for begin, _ in ranges]
+            self._ends = list(accumulate((begin + span for begin, span in ranges), max))
+        for tensor in filter(is_plain, inputs):
+            end = tensor.data_ptr() + _span_bytes(tensor)
+            n_before = bisect_right(self._begins, end - 1)
+            if n_before and self._ends[n_before - 1] > tensor.data_ptr():
+                return True
+        return False
 
 
 def _constant_holders(

@@ -60,6 +60,41 @@ def unflatten(flat: Sequence[Any], spec: Any) -> tuple[Any, ...]:
     return inputs
 
 
+class Nesting:
+    """The nesting `spec` of inputs; tensors in one tuple, or in one mapping, are taken quickly."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        indices = tuple(range(spec.num_leaves))
+        structure = unflatten(indices, spec)
+        self._is_tuple = structure == indices
+        self._keys: tuple[str, ...] = ()
+        if len(structure) == 1 and type(structure[0]) is dict:
+            items: dict[str, Any] = structure[0]
+            self._keys = tuple(items) if tuple(items.values()) == indices else ()
+
+    def take(self, inputs: Inputs) -> tuple[Any, ...] | None:
+        """Return inputs flat if they are tensors in this nesting; otherwise None, or they are."""
+        if self._is_tuple and type(inputs) is tuple:
+            values = inputs
+        elif self._keys and type(inputs) is dict and inputs.keys() == {*self._keys}:
+            values = tuple([inputs[key] for key in self._keys])
+        else:
+            return None
+        is_quick = len(values) == self.spec.num_leaves and all(
+            type(value) is torch.Tensor for value in values
+        )
+        return values if is_quick else None
+
+    def rebuild(self, flat: Sequence[Any]) -> tuple[Any, ...]:
+        """Return flat inputs in the nesting, as `unflatten`."""
+        if self._is_tuple:
+            return tuple(flat)
+        if self._keys:
+            return (dict(zip(self._keys, flat, strict=True)),)
+        return unflatten(flat, self.spec)
+
+
 def copy_inputs(inputs: Inputs) -> Inputs:
     """Return inputs with a detached copy of each tensor; ``requires_grad`` is unchanged.
 

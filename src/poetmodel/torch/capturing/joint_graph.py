@@ -13,7 +13,7 @@ import torch
 from torch._functorch._aot_autograd import descriptors
 
 from poetmodel.errors import join_names
-from poetmodel.torch.capturing.inputs import flatten, input_names, unflatten
+from poetmodel.torch.capturing.inputs import Nesting, flatten, input_names, unflatten
 from poetmodel.torch.capturing.process_state import ProcessState
 from poetmodel.torch.capturing.python_guards import PythonGuards
 from poetmodel.torch.errors import CaptureError
@@ -222,6 +222,10 @@ class Joint:
         return tuple(argument for argument in self.arguments if argument.kind in kinds)
 
     @cached_property
+    def _nesting(self) -> Nesting:
+        return Nesting(self.input_spec)
+
+    @cached_property
     def _lookup(self) -> Lookup:
         return Lookup([argument.target for argument in self.module_arguments])
 
@@ -281,6 +285,8 @@ class Joint:
         `CaptureError` if their nesting or names, or the order of keys in a nested mapping, differ
         from those of the capture.
         """
+        if (values := self._nesting.take(inputs)) is not None:
+            return values
         flat, spec = flatten(inputs)
         if spec == self.input_spec:
             return tuple(flat)

@@ -103,6 +103,7 @@ class Runner:
             results.index(r) for r in joint.results if r.kind in _RETURNED_KINDS
         ]
         """Positions among the end results of the results that a step returns: the loss first."""
+        self._n_outputs = sum(r.kind is OutputKind.OUTPUT for r in joint.results)
         self._check_positions = [
             position for position, result in enumerate(results) if result.kind is OutputKind.CHECK
         ]
@@ -195,8 +196,7 @@ class Runner:
     def build_output(self, results: Sequence[torch.Tensor]) -> Any:
         """Return the output of a step, given the results of `run`."""
         loss, *others = results
-        n_outputs = sum(r.kind is OutputKind.OUTPUT for r in self.trace.joint.results)
-        return self.trace.joint.build_output(loss, others[:n_outputs])
+        return self.trace.joint.build_output(loss, others[: self._n_outputs])
 
     def run(
         self,
@@ -204,17 +204,21 @@ class Runner:
         *,
         delays_gradients: bool | None = None,
         constants: Mapping[str, torch.Tensor] | None = None,
+        module_tensors: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Execute one step on flat inputs; return loss, outputs and stored tensors.
 
-        `constants` has current tensors in place of constants, by the target of the argument.
+        `constants` has current tensors in place of constants, by the target of the argument;
+        `module_tensors` are those of `Joint.module_tensors`, if the caller has them.
         Changes gradients, buffers, inputs that the model changes, and the random state; with
         updates also parameters and moments. A `PageError` or `CaptureError` restores the random
         state and, with `rollback`, all state, unless the error has the note `TORN_NOTE`.
         `delays_gradients` overrides the attribute unless it is None.
         """
         self.move_state()
-        values = self._argument_values(inputs)
+        if module_tensors is None:
+            module_tensors = self.trace.joint.module_tensors()
+        values = self._argument_values(inputs, module_tensors)
         if constants:
             for target, index in self._constant_indices:
                 values[index] = constants.get(target, values[index])
@@ -258,11 +262,12 @@ class Runner:
             self.state_store is not None and self.state_store.has_two_generations
         )
 
-    def _argument_values(self, inputs: Sequence[Any]) -> list[Any]:
+    def _argument_values(
+        self, inputs: Sequence[Any], module_tensors: Sequence[torch.Tensor]
+    ) -> list[Any]:
         """Return the values of the step's arguments; None for moments and learning rates."""
         values: list[Any] = self._fixed_values.copy()
-        tensors = self.trace.joint.module_tensors()
-        for index, value in zip(self._module_indices, tensors, strict=True):
+        for index, value in zip(self._module_indices, module_tensors, strict=True):
             values[index] = value
         for index, position in self._input_positions:
             values[index] = inputs[position]
