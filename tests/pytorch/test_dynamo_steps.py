@@ -179,6 +179,22 @@ def test_state_that_forward_changes_is_followed_or_refused():
     assert model.n == twin.n
 
 
+OWN_GENERATOR = torch.Generator()
+REFUSED = (
+    (lambda _, y, __: y + torch.randn(4, generator=OWN_GENERATOR),
+     r"takes a Generator, .* at .*test_dynamo_steps\.py:\d+ .*; leave it out"),
+    (lambda m, y, x: checkpoint(lambda v: count(m, v, x), y, use_reentrant=False),
+     r"inside of a checkpoint, .* at .*test_dynamo_steps\.py:\d+ .*; leave the checkpoint out"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "words"), REFUSED)
+def test_what_no_capture_can_repeat_is_refused_with_advice(function, words):
+    """The error names reason, line and remedy."""
+    with pytest.raises(pmt.CaptureError, match=words):
+        compile_keep_all(Model(function), None, rows())
+
+
 def test_state_that_settles_is_followed():
     """A table that the first step makes is there for the others."""
 

@@ -30,6 +30,7 @@ from poetmodel.torch.capturing.front_private import (
     failed_guards,
     frames_in,
     kept_validation,
+    known_refusal,
     select_guards,
 )
 from poetmodel.torch.capturing.front_readings import (
@@ -71,6 +72,10 @@ class Changed(Exception):  # noqa: N818 - a state, which callers convert
         self.reasons = tuple(reasons)
         self.captured = captured
         """A capture that is valid, but not compiled yet; otherwise None."""
+
+
+class Unreplayable(CaptureError):  # noqa: N818 - a kind of refusal
+    """A step that cannot be captured, whatever earlier passes have set."""
 
 
 class _Selected(Exception):  # noqa: N818 - ends a call without effect
@@ -309,6 +314,10 @@ class StepFront:
         frames = frames_in(str(error).partition("from user code")[2])
         line = innermost_line(frames)
         where = f" at {line}" if line else ""
+        if known := known_refusal(inner):
+            reason, advice, is_final = known
+            kind = Unreplayable if is_final else CaptureError
+            raise kind(f"{self.name}: {reason}{where}; {advice}") from error
         raise CaptureError(f"{self.name}: {explain(inner)}{where}") from error
 
     def _describe_guards(self, text: str, batch: Sequence[Any]) -> list[str]:

@@ -171,3 +171,25 @@ def explain(error: BaseException) -> str:
     has_reason = explanation is not None and explanation[1].strip()
     reason = explanation[1] if explanation and has_reason else text.strip().split("\n")[0]
     return re.split(r"(?<=\w)\. ", reason.replace("`", ""))[0].strip().rstrip(".")
+
+
+_KNOWN: Final = (
+    (
+        r"VariableTracker\(Generator\)|UserDefinedObjectVariable\(Generator\)",
+        "an operation takes a Generator, which cannot be replayed",
+        "leave it out (random numbers come from the default generator)",
+        True,
+    ),
+    (
+        "outside the scope of this HOP|inside a higher-order op subgraph",
+        "forward sets an attribute inside of a checkpoint, which eager mode does twice",
+        "leave the checkpoint out, because a compiled step decides itself what it recomputes",
+        False,
+    ),
+)
+"""Pattern of an error, reason, advice, and whether Dynamo refuses the step in any state."""
+
+
+def known_refusal(error: BaseException) -> tuple[str, str, bool] | None:
+    """Return (reason, advice, whether it holds in any state) of a common error; otherwise None."""
+    return next((known[1:] for known in _KNOWN if re.search(known[0], str(error))), None)

@@ -24,7 +24,7 @@ from torch._guards import TracingContext, tracing
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import join_names
 from poetmodel.torch.capturing.captures import StepCaptures
-from poetmodel.torch.capturing.front import Capture, Changed, StepFront
+from poetmodel.torch.capturing.front import Capture, Changed, StepFront, Unreplayable
 from poetmodel.torch.capturing.front_joint import (
     TracedModule,
     constant_positions,
@@ -407,6 +407,8 @@ def _capture_or_record(
     """Return a capture; if Dynamo refuses, one with the values that an eager pass reads."""
     try:
         return front.capture(batch)
+    except Unreplayable:
+        raise
     except CaptureError as error:
         refusal = error
     passes.execute(lambda: front.record_readings(_copy_batch(batch)))
