@@ -86,13 +86,9 @@ def lower(
         raise InputError(
             "accumulate: needs an optimizer; pass one, or sum the gradients that the step returns"
         )
-    if clip_grad_norm is not None and optimizer is None:
-        label = name or type(model).__name__
-        raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
     if isinstance(inputs, list | tuple | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
-    if optimizer is not None:
-        check_optimizer(model, loss_fn, optimizer, name=name)
+    check_optimizer(model, loss_fn, optimizer, name=name, clip_grad_norm=clip_grad_norm)
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
     refuse(joint.name, guard_messages(joint))

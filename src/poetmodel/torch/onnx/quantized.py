@@ -18,7 +18,7 @@ from poetmodel.errors import InputError
 from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.int8.quantizing import check_training, convert_network
 from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
-from poetmodel.torch.onnx.reading import append_underscores, read_constant
+from poetmodel.torch.onnx.reading import append_underscores, find_needed_nodes, read_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,9 @@ def split_front(
         return None, record
     constants = _read_constants(record)
     result_name = _find_front_result(record, constants)
-    front_nodes = _ancestor_nodes(record.nodes, result_name)
+    front_nodes = find_needed_nodes(
+        record.nodes, [result_name], lambda node: (node.inputs, node.outputs)
+    )
     front_names = {node.name for node in front_nodes if node.operator != "Constant"}
     other_nodes = tuple(node for node in record.nodes if node.name not in front_names)
     front_input = _find_front_input(record, constants, front_nodes, other_nodes, result_name)
@@ -177,16 +179,6 @@ def _find_front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
             f"activation, got {results_text}; quantize the part of the network that stays frozen"
         )
     return results[0]
-
-
-def _ancestor_nodes(nodes: Iterable[NodeRecord], value: str) -> list[NodeRecord]:
-    """Return the nodes that a value depends on, in the order of the file."""
-    ancestor_names, ancestors = {value}, []
-    for node in reversed(list(nodes)):
-        if ancestor_names.intersection(node.outputs):
-            ancestor_names.update(filter(None, node.inputs))
-            ancestors.append(node)
-    return ancestors[::-1]
 
 
 class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.errors import InputError, join_names
 from poetmodel.torch.errors import require_package
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
+
+_Node = TypeVar("_Node")
 
 OPSETS: Final = (13, 23)
 """The oldest and the newest supported opset."""
@@ -85,7 +87,9 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
     if len(graph.sparse_initializer):
         raise InputError(f"{path}: its initializers are sparse; expected dense initializers")
     outputs = tuple(_find_floating_outputs(path, graph))
-    nodes = _make_node_records(_find_needed_nodes(graph.node, outputs))
+    nodes = _make_node_records(
+        find_needed_nodes(graph.node, outputs, lambda proto: (proto.input, proto.output))
+    )
     _check_operators(path, nodes, is_known)
     read_names = {name for node in nodes for name in node.inputs} | set(outputs)
     return FileRecord(
@@ -222,12 +226,17 @@ def _is_floating(element_type: int) -> bool:
     )  # fmt: skip
 
 
-def _find_needed_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
-    """Return the nodes on which `outputs` depend, in the order of the file."""
+def find_needed_nodes(
+    nodes: Sequence[_Node],
+    outputs: Iterable[str],
+    values: Callable[[_Node], tuple[Iterable[str], Iterable[str]]],
+) -> list[_Node]:
+    """Return the nodes on which `outputs` depend; `values` returns inputs and outputs of a node."""
     needed_names, needed_nodes = set(outputs), []
     for node in reversed(nodes):
-        if needed_names.intersection(node.output):
-            needed_names.update(filter(None, node.input))
+        node_inputs, node_outputs = values(node)
+        if needed_names.intersection(node_outputs):
+            needed_names.update(filter(None, node_inputs))
             needed_nodes.append(node)
     return needed_nodes[::-1]
 

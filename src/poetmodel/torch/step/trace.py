@@ -11,7 +11,6 @@ from poetmodel.graph import Graph, Node, Phase
 from poetmodel.torch.capturing.inputs import empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
-from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.operators import has_flop_formula
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
@@ -123,11 +122,7 @@ def capture_step(
     follows_state: bool = False,
 ) -> Joint:
     """Return a captured step, extended by the updates of `optimizer`; log its warnings."""
-    if clip_grad_norm is not None and optimizer is None:
-        label = name or type(model).__name__
-        raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
-    if optimizer is not None:
-        check_optimizer(model, loss_fn, optimizer, name=name)
+    check_optimizer(model, loss_fn, optimizer, name=name, clip_grad_norm=clip_grad_norm)
     joint = capture(model, loss_fn, inputs, name=name, follows_state=follows_state)
     if optimizer is not None:
         joint = extend_with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)

@@ -312,13 +312,18 @@ class _TrainedParameter:
 def check_optimizer(
     model: object,
     loss_fn: object,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
     *,
     name: str | None = None,
+    clip_grad_norm: float | None = None,
 ) -> None:
-    """Raise `CaptureError` if an optimizer has untraceable updates, before a capture takes time."""
-    combined = Optimizers.combine(optimizer)
+    """Raise `CaptureError` for untraceable updates or a lone limit, before a capture takes time."""
     label = name or type(model).__name__
+    if optimizer is None:
+        if clip_grad_norm is not None:
+            raise CaptureError(f"{label}: clip_grad_norm: needs an optimizer; give optimizer=")
+        return
+    combined = Optimizers.combine(optimizer)
     refuse(label, (f"optimizer: {error}" for error in optimizer_errors(combined)))
     modules = [module for module in (model, loss_fn) if isinstance(module, torch.nn.Module)]
     layers = trained_layers(torch.nn.ModuleList(modules))
