@@ -301,7 +301,7 @@ def test_folders_inside_an_export_are_refused(tmp_path):
         with pytest.raises(InputError, match=r"is inside .*outer, which is an exported folder"):
             export_step(load_step(STEP), inner, ram="100%", gap=0.5)
         assert not inner.exists()
-    for other in (outer, tmp_path / "beside"):
+    for other in (outer, str(tmp_path / "beside")):
         export_step(load_step(STEP), other, ram="100%", gap=0.5)
 
 

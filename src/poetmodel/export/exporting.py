@@ -60,7 +60,7 @@ the trials of tiles: this solve only has to plan the schedule that the trials fo
 
 def export_step(
     step: LoweredStep,
-    folder: Path,
+    folder: str | Path,
     *,
     infer: bool = False,
     evaluate: bool = False,

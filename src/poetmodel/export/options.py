@@ -113,7 +113,7 @@ class ExportOptions:
     @classmethod
     def parse(  # noqa: PLR0913 - each limit of an export
         cls,
-        folder: Path,
+        folder: str | Path,
         *,
         ram: str | int | Budget | None = None,
         paging: bool = True,
@@ -134,7 +134,7 @@ class ExportOptions:
 
         Parameters
         ----------
-        folder : Path
+        folder : str or Path
             The folder to write; created if it does not exist. C files, headers and weight files
             that only an earlier export wrote there are deleted.
         ram : str or int, optional
@@ -236,7 +236,7 @@ class ExportOptions:
     @classmethod
     def of_limits(  # noqa: PLR0913 - each setting of an export
         cls,
-        folder: Path,
+        folder: str | Path,
         limits: Limits,
         search: SearchOptions,
         *,
@@ -258,6 +258,7 @@ class ExportOptions:
         on_progress: OnProgress | None = None,
     ) -> Self:
         """Parse and check the settings of an export with stated limits; see `parse`."""
+        folder = Path(folder)
         check_folder(folder)
         check_prefix(prefix)
         if shared_kernels is not None:

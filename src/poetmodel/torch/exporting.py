@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from poetmodel.export.checks import check_weight_bytes
@@ -15,6 +14,7 @@ from poetmodel.torch.target import trained_weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -95,7 +95,7 @@ def export(
     NoScheduleError
         If no schedule meets the limits, or none was found in time.
     """
-    parsed = ExportOptions.parse(Path(folder), infer=infer, evaluate=evaluate, **options)
+    parsed = ExportOptions.parse(folder, infer=infer, evaluate=evaluate, **options)
     parsed.check_ram()
     check_weight_bytes(trained_weight_bytes(model), parsed.device)
     step = lower(
