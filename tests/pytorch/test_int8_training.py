@@ -19,6 +19,7 @@ from kit.quantized_networks import convert_front, float_front, images, write_onn
 from kit.random_masks import draw_uniform
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.int8.front import QuantizedLayer
 from poetmodel.torch.int8.gradients import RoundingDraws, update_16_bits, update_stochastic
 from poetmodel.torch.int8.operators import find_operator
 from poetmodel.torch.int8.training import TrainedLayer, subtract_gradient
@@ -606,6 +607,17 @@ def test_operators_without_a_kernel_are_refused_before_batches_run(batches, told
             pmt.quantized(model.eval(), first_only(), train="all")
         with told.raises(InputError, f"front, {name}"):
             pmt.quantized(model.eval(), first_only())
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_layers_without_a_gradient_are_refused(told, has_weights):
+    """An operator without a known gradient computes; training it or one before it is refused."""
+    scale = torch.ones(1) if has_weights else None
+    layer = QuantizedLayer("quantize", {}, (1.0, 0), weight_scale=scale)
+    x = torch.zeros(1, 4)
+    assert torch.equal(layer(x), x.to(torch.int8))
+    with told.raises(InputError, "with weights" if has_weights else "without weights"):
+        layer(x, proxies=(torch.zeros(()).expand(1, 4),))
 
 
 @pytest.mark.parametrize("copied", [False, True])

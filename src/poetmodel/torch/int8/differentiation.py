@@ -7,17 +7,22 @@ int8 tensors, and the scales of weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from poetmodel.errors import InputError
 from poetmodel.torch.int8.operators import find_operator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_UNWEIGHTED: Final = ("add", "average", "dequantize", "maximum")
+"""Operators without weights whose gradient is known; `_WEIGHTED` are those with weights."""
+_WEIGHTED: Final = ("conv2d", "depthwise", "pointwise")
 
 
 def apply_with_proxies(
@@ -28,6 +33,9 @@ def apply_with_proxies(
     A proxy is zeros without memory whose gradient is that of the real value; None in `proxies`
     stands for an input that depends on no layer that trains.
     """
+    weight_gradient = getattr(layer, "weight_gradient", None)
+    if weight_gradient is not None or any(proxy is not None for proxy in proxies):
+        _check_gradient(layer)
     if layer.flattens:
         inputs = [x.flatten(1) for x in inputs]
         proxies = [None if proxy is None else proxy.flatten(1) for proxy in proxies]
@@ -41,11 +49,19 @@ def apply_with_proxies(
         )
         return result
     constants = (layer.weight, layer.scale, layer.weight_scale)
-    weight_gradient = getattr(layer, "weight_gradient", None)
     weighted_result: tuple[Tensor, Tensor] = _WeightedFunction.apply(
         layer, first_proxy, weight_gradient, layer.bias, *inputs, *constants
     )
     return weighted_result
+
+
+def _check_gradient(layer: Any) -> None:
+    known_operators = _UNWEIGHTED if layer.weight_scale is None else _WEIGHTED
+    if layer.operator not in known_operators:
+        raise InputError(
+            f"int8 layer {layer.operator!r} has no gradient, so neither it nor a layer before it "
+            f"can be trained; known are {', '.join(known_operators)}"
+        )
 
 
 def _zero_proxy(x: Tensor) -> Tensor:
