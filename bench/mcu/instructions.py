@@ -3,23 +3,26 @@
 ``python -m mcu.instructions`` in ``bench`` takes minutes and writes
 ``src/poetmodel/lowered/instructions.json``; with ``--new`` it measures only kernels that are
 missing there. Networks call most kernels; one over elements that none of them calls is called on
-random numbers. Needs PyTorch, GCC for Arm and QEMU.
+random numbers, another as its tests call it. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from scipy.optimize import nnls
 from torch import nn
@@ -30,6 +33,7 @@ from mcu.networks import NETWORKS
 from mcu.quantized import INT8, Layers, square_sizes
 from poetmodel.device import Device
 from poetmodel.export.measuring import measure_emulated
+from poetmodel.lowered.calls import WORKSPACE
 from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.forms import ELEMENTWISE, ProductForm
 from poetmodel.lowered.instructions import (
@@ -46,8 +50,9 @@ from poetmodel.torch import quantized as quantize
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from poetmodel.lowered.calls import Call
     from poetmodel.lowered.step import LoweredStep
 
 DEVICE: Final = replace(Device.load("nrf52840"), flash=None)
@@ -60,6 +65,10 @@ CLOCK_ERROR: Final = 100
 """Error allowed for short calls [instructions], because the clock counts in steps of 40."""
 CHECKS: Final = {"pm_finite": {"call": 11.0, "element": 7.0}}
 """Rows of the checks of inputs, which no node has: counted in the code that GCC makes of them."""
+LEAST_UNITS: Final = 50
+"""Units of the largest call of a kernel that is measured as its tests call it."""
+MOST_CALLS: Final = 16
+"""Calls that are measured of a kernel as its tests call it."""
 COMMON_ENTRIES: Final = ("call", "row", "element", "result")
 """Entries of the row for unmeasured kernels; each is the median of the measured kernels."""
 
@@ -162,16 +171,76 @@ def make_steps() -> Iterator[LoweredStep]:
         called |= list_kernels(step)
         yield step
     layers = Layers()
-    for kernel in sorted(filter(is_over_elements, CATALOGUE.keys() - called)):
-        for n, rows in ((7, 1), (40, 1), (300, 1), (7, 9), (5, 40)):
-            layers.add_elements(kernel, n, rows=rows)
-    if layers.calls:
-        yield layers.build_step()
+    layers.add_elements("pm_copy", 16)
+    for kernel in sorted(CATALOGUE.keys() - called):
+        if is_over_elements(kernel):
+            for n, rows in ((7, 1), (40, 1), (300, 1), (7, 9), (5, 40)):
+                layers.add_elements(kernel, n, rows=rows)
+        else:
+            add_tested_calls(layers, kernel)
+    yield layers.build_step()
 
 
 def list_kernels(step: LoweredStep) -> set[str]:
-    """Return the kernels that a step calls."""
-    return {call.kernel for calls in step.calls for call in calls}
+    """Return the kernels that compute in a step."""
+    pairs = zip(step.graph.nodes, step.calls, strict=True)
+    return {call.kernel for node, calls in pairs for call in find_computing_calls(node, calls)}
+
+
+@cache
+def run_kernel_tests() -> Sequence[TestedCall]:
+    """Return the calls that the tests of kernels execute, each kernel's largest first."""
+    recorder = Recorder()
+    tests = Path(__file__).resolve().parents[2] / "tests" / "export"
+    files = map(str, sorted(tests.glob("test_kernels_[!q]*.py")))  # int8 ones are of `Layers`
+    options = ("-q", "-k", "not build and not training", "-p", "no:cacheprovider", "-p", "no:xdist")
+    pytest.main([*options, *files], [recorder])
+    return sorted(recorder.calls, key=lambda tested: -sum(count_work(tested.call)[1].values()))
+
+
+def add_tested_calls(layers: Layers, kernel: str) -> None:
+    """Add calls of a kernel as its tests make them, if these tell its units apart.
+
+    That takes as many different calls as there are units, and a large one.
+    """
+    found: list[tuple[Counter[str], TestedCall]] = []
+    for tested in run_kernel_tests():
+        if tested.call.kernel == kernel:
+            units = count_work(tested.call)[1]
+            if all(units != others for others, _ in found):
+                found.append((units, tested))
+    if found and len(found) >= len(found[0][0]) and sum(found[0][0].values()) >= LEAST_UNITS:
+        for _, tested in found[:MOST_CALLS]:
+            layers.add_recorded(tested.call, tested.values)
+
+
+class TestedCall(NamedTuple):
+    """A call that a test executed, with the values of the buffers before it."""
+
+    call: Call
+    values: Mapping[str, np.ndarray]
+
+
+class Recorder:
+    """A plugin of pytest that records calls with one result, not in place."""
+
+    def __init__(self) -> None:
+        self.calls: list[TestedCall] = []
+
+    def pytest_collection_finish(self) -> None:
+        """Record what the memory of tests executes from now on."""
+        memory_type = importlib.import_module("kit.kernel_calls").Memory
+        execute_call = memory_type.execute_call
+
+        def record_call(memory: Any, call: Call) -> None:
+            reads = [ref.buffer for ref in call.refs if ref not in call.writes]
+            if len(call.writes) == 1 and {*reads}.isdisjoint((WORKSPACE, call.writes[0].buffer)):
+                values = {name: memory[name].copy() for name in call.buffers}
+                if all(np.isfinite(values[name]).all() for name in reads):
+                    self.calls.append(TestedCall(call, values))
+            execute_call(memory, call)
+
+        memory_type.execute_call = record_call
 
 
 def is_over_elements(kernel: str) -> bool:

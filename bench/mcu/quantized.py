@@ -16,11 +16,13 @@ from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.step import LoweredStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.lowered.calls import Argument
     from poetmodel.lowered.kernels import Parameter
 
+ALIGNMENT: Final = 16
+"""Multiple of elements of recorded results: smaller ones would not fit between aligned ones."""
 INT8: Final = (-128, 127)
 """Limits of int8."""
 WAYS: Final = ("spread", "ties", "huge")
@@ -175,6 +177,25 @@ class Layers:
             for parameter in inputs
         ]
         return self.add_call(kernel, elements, *arguments)
+
+    def add_recorded(self, call: Call, values: Mapping[str, np.ndarray]) -> Call:
+        """Add a call with one result, and with the given values of the buffers that it reads."""
+        (result,) = call.writes
+        kinds = {
+            argument.buffer: _pointed_type(parameter)
+            for argument, parameter in zip(
+                call.arguments, find_kernel(call.kernel).parameters, strict=True
+            )
+            if isinstance(argument, Ref)
+        }
+        names = {
+            name: self._add_constant(kind, values[name].astype(kind.numpy_name)).buffer
+            for name, kind in kinds.items()
+            if name != result.buffer
+        }
+        _, *inputs = call.with_buffers(names).arguments
+        elements = values[result.buffer].size - result.offset
+        return self.add_call(call.kernel, elements + -elements % ALIGNMENT, *inputs)
 
     def _draw_elements(self, kind: DataType, n: int) -> Ref:
         """Draw numbers of a type; integers and truth values are 0 or 1."""

@@ -119,14 +119,16 @@ class Memory:
         for call in calls:
             if call.condition and self[call.condition.counter.buffer][0] != call.condition.value:
                 continue
-            constant_arrays = []
-            arguments = [
-                self._to_c_argument(argument, constant_arrays) for argument in call.arguments
-            ]
-            function = build_kernel(call.kernel)
-            assert len(arguments) == len(function.argtypes), call
-            function(*arguments)
+            self.execute_call(call)
         self._check_guards()
+
+    def execute_call(self, call):
+        """Execute a kernel call, without its condition."""
+        constant_arrays = []
+        arguments = [self._to_c_argument(argument, constant_arrays) for argument in call.arguments]
+        function = build_kernel(call.kernel)
+        assert len(arguments) == len(function.argtypes), call
+        function(*arguments)
 
     def _to_c_argument(self, argument, constant_arrays):
         if isinstance(argument, Ref):
