@@ -79,6 +79,13 @@ def masked(_, y, x):
     return y * 2 if (x > -9).all() else y
 
 
+def masked_columns(_, y, x):
+    """Select rows by a mask, and columns by another one or a range; read a number of ones."""
+    rows = x.sum(1) > -2
+    y = y[rows, 1:3].sum(1, keepdim=True) + y[rows][:, torch.arange(4) > 1]
+    return y * torch.ones_like(y).sum().item()
+
+
 def labelled(_, y, x):
     """Multiply by a table whose width is the largest label, in each row."""
     labels = (x[:, 0] > 0).long() + 2
@@ -110,6 +117,7 @@ STEPS = {
     "checkpoint": in_checkpoint,
     "readings": masked,
     "written": written,
+    "masks beside others": masked_columns,
     "inverse": lambda _model, y, _x: torch.linalg.inv(y.T @ y + torch.eye(4)),
     "autocast": lambda m, y, x: m.layer(x).float() + y,
 }

@@ -156,17 +156,9 @@ def frames_in(text: str | None) -> list[tuple[str, int]]:
     return [(match["path"], int(match["line"])) for match in _FRAME.finditer(text or "")]
 
 
-_ARRAY_MARK: Final = "Boolean value of Tensor"  # TorchDynamo compares arrays as tensors
-
-
 def explain(error: BaseException) -> str:
     """Return a sentence of Dynamo's explanation of an error; without one, its first line."""
     text = str(error)
-    if isinstance(error, dynamo_errors.InternalTorchDynamoError) and _ARRAY_MARK in text:
-        return (
-            "forward reads a NumPy array, or parts of it, which TorchDynamo cannot guard; make it "
-            "a tensor, or a tuple of numbers"
-        )
     explanation = re.search(r"Explanation: (.*)", text)
     has_reason = explanation is not None and explanation[1].strip()
     reason = explanation[1] if explanation and has_reason else text.strip().split("\n")[0]
@@ -184,6 +176,18 @@ _KNOWN: Final = (
         "outside the scope of this HOP|inside a higher-order op subgraph",
         "forward sets an attribute inside of a checkpoint, which eager mode does twice",
         "leave the checkpoint out, because a compiled step decides itself what it recomputes",
+        False,
+    ),
+    (
+        "InternalTorchDynamoError.*Boolean value of Tensor|^RuntimeError: Boolean value of Tensor",
+        "forward reads a NumPy array, or parts of it, which TorchDynamo cannot guard",
+        "make it a tensor, or a tuple of numbers",
+        False,
+    ),
+    (
+        "Could not guard on data-dependent expression|Could not extract specialized integer",
+        "the value of a tensor decides what the code does",
+        "select with torch.where, or compute the value outside of the step",
         False,
     ),
 )

@@ -156,9 +156,20 @@ def _answer_equal(mode: Readings, a: torch.Tensor, b: torch.Tensor) -> bool:
 def _answer_item(mode: Readings, tensor: torch.Tensor, index: Any) -> Any:
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
         return tensor[_answer_nonzero(mode, index).unbind(1)]
-    if isinstance(index, tuple) and any(map(_has_tensors, index)):
-        return tensor[tuple([_plain_slice(mode, item) for item in index])]
+    if isinstance(index, tuple) and any(_has_tensors(item) or _is_mask(item) for item in index):
+        items: list[Any] = []
+        for item in index:
+            if _is_mask(item):
+                items += _answer_nonzero(mode, item).unbind(1)
+            else:
+                items.append(_plain_slice(mode, item))
+        return tensor[tuple(items)]
     return NotImplemented
+
+
+def _is_mask(index: Any) -> bool:
+    """Return whether an index is a tensor of flags for each element, whose number is read."""
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 0
 
 
 def _has_tensors(index: Any) -> bool:
@@ -329,7 +340,7 @@ def find_readings(
         if node.target is not mark_reading:
             continue
         _, kind, index = node.args
-        needed = _ancestors(graph, node)
+        needed = _ancestors(graph, node, only_values=True)
         line = find_line(frames_in(node.meta.get("stack_trace")))
         where = f" at {line}" if line else ""
         if any(map(_is_random, needed)):
@@ -377,6 +388,12 @@ _RANDOM_FUNCTIONS: Final = frozenset(
 )  # fmt: skip
 
 
+_SHAPE_FUNCTIONS: Final = frozenset(
+    ("ones_like", "zeros_like", "empty_like", "new_ones", "new_zeros", "new_empty")
+)
+"""Functions that read only the shape and type of their argument."""
+
+
 def _is_in_place(node: fx.Node) -> bool:
     """Return whether a node changes its first argument."""
     name = _name(node)
@@ -391,15 +408,19 @@ _IN_PLACE_OPERATORS: Final = frozenset(
 )  # fmt: skip
 
 
-def _ancestors(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
-    """Return a node and all that decide its value, with earlier in-place operations on any."""
+def _ancestors(graph: fx.Graph, node: fx.Node, *, only_values: bool = False) -> set[fx.Node]:
+    """Return a node and all that decide its value, with earlier in-place operations on any.
+
+    With `only_values`, without tensors of which only the shape is read.
+    """
     needed: set[fx.Node] = set()
     pending = [node]
     while pending:
         current = pending.pop()
         if current not in needed:
             needed.add(current)
-            pending += current.all_input_nodes
+            if not only_values or _name(current) not in _SHAPE_FUNCTIONS:
+                pending += current.all_input_nodes
     storages = _storages(needed)
     for earlier in graph.nodes:
         if earlier is node:
@@ -408,7 +429,7 @@ def _ancestors(graph: fx.Graph, node: fx.Node) -> set[fx.Node]:
             continue
         targets = earlier.all_input_nodes[:1]
         if not needed.isdisjoint(targets) or not storages.isdisjoint(_storages(targets)):
-            needed |= {earlier} | _ancestors(graph, earlier)
+            needed |= {earlier} | _ancestors(graph, earlier, only_values=only_values)
             storages = _storages(needed)
     return needed
 
