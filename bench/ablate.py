@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grid
 from against import load_pinned
-from harness import RecordedRun, Study, make_record, warm_up
+from harness import RecordedRun, Study, describe_result, make_record, warm_up
 from poetmodel.clock import processor_clock
 from poetmodel.errors import InputError
 from poetmodel.solver.policy import SWITCHES, Policy
@@ -143,12 +143,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         cell=fields,
         seconds=time.perf_counter() - begin_s,
         cpu_s=time.process_time() - begin_cpu_s,
-        status=str(result.status),
-        termination=str(result.termination),
-        gap=result.gap,
-        objective_value=result.value,
-        objective_bound=result.objective_bound,
-        statistics=dict(result.statistics),
+        **describe_result(result),
     )
 
 

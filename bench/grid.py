@@ -19,6 +19,7 @@ import poetmodel as pm
 from harness import (
     RecordedRun,
     Study,
+    describe_result,
     make_record,
     measure_peak_memory_bytes,
     open_records,
@@ -364,35 +365,16 @@ def measure(
     )
 
 
-_COPIED_PROPERTIES: Final = (
-    *("reason", "formulation", "backend", "requested_gap", "overhead_j"),
-    *("overhead_bound_j", "build_s", "solve_s", "primal_integral_s"),
-)
-"""Properties of a result that its record contains under the same names."""
-
-
 def _result_record(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
-    problem, statistics = result.problem, dict(result.statistics)
-    gap = model_gap(statistics) if result.formulation == "paper" else result.gap
+    gap = model_gap(result.statistics) if result.formulation == "paper" else result.gap
     if result.schedule is not None:
         if course.first_schedule_s is None:
             course.first_schedule_s = seconds
         course.record_gap(seconds, gap)
-    return {
-        **{name: getattr(result, name) for name in _COPIED_PROPERTIES},
-        "status": str(result.status),
-        "termination": str(result.termination),
+    return describe_result(result) | {
         "gap": gap,
-        "objective_value": result.value,
-        "baseline_energy_j": problem.baseline_energy_j,
-        "peak_ram_bytes": None if result.simulation is None else result.simulation.peak_ram_bytes,
-        "ram_budget_bytes": problem.ram_budget_bytes,
-        "deadline_s": problem.deadline_s,
-        "violations": len(result.violations),
         "first_schedule_s": course.first_schedule_s,
         "gaps": course.gaps,
-        "statistics": statistics,
-        "versions": dict(result.versions),
     }
 
 

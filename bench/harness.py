@@ -30,6 +30,7 @@ from poetmodel.sweeps.workers import ModuleFunction, ShippingPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from poetmodel.result import SolveResult
     from poetmodel.sweeps.measurement import Record
 
 MIN_CORE_FRACTION: Final = 0.8
@@ -58,6 +59,30 @@ def make_record(kind: str, name: str, **facts: Any) -> Record:
     """Return the record of a measurement: `facts`, and date, machine, commit and load of now."""
     common = {"load_average": os.getloadavg()[0], "status": DONE}
     return {**common_fields(kind, name), **common, **facts}
+
+
+def describe_result(result: SolveResult) -> Record:
+    """Return the record fields of a solve: claims, metrics, times, statistics and versions.
+
+    ``gaps`` has pairs of seconds and gap.
+    """
+    same_names = (
+        *("reason", "formulation", "backend", "requested_gap", "gap", "objective_bound"),
+        *("overhead_j", "overhead_bound_j", "baseline_energy_j", "peak_ram_bytes"),
+        *("build_s", "solve_s", "primal_integral_s"),
+    )
+    return {
+        **{name: getattr(result, name) for name in same_names},
+        "status": str(result.status),
+        "termination": str(result.termination),
+        "objective_value": result.value,
+        "ram_budget_bytes": result.problem.ram_budget_bytes,
+        "deadline_s": result.problem.deadline_s,
+        "violations": len(result.violations),
+        "gaps": [(round(at_s, 3), float(f"{gap:.4g}")) for at_s, gap in result.gap_over_time],
+        "statistics": dict(result.statistics),
+        "versions": dict(result.versions),
+    }
 
 
 def open_records(path: Path) -> RecordFile:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from harness import PRELOADED, RecordedRun, Study, make_record, warm_up
+from harness import PRELOADED, RecordedRun, Study, describe_result, make_record, warm_up
 from mcu.boards import BOARD, BoardRun, capture_step, make_training
 from poetmodel.budgets import TileChoice
 from poetmodel.device import Costs, Device
@@ -99,18 +99,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         cpu_s=time.process_time() - begin_cpu_s,
         tile_bytes=tile_bytes,
         graph_nodes=len(problem.graph.nodes),
-        ram_budget_bytes=problem.ram_budget_bytes,
-        status=str(result.status),
-        termination=str(result.termination),
-        gap=result.gap,
-        requested_gap=result.requested_gap,
-        overhead_j=result.overhead_j,
-        overhead_bound_j=result.overhead_bound_j,
-        baseline_energy_j=problem.baseline_energy_j,
-        gaps=[(round(at_s, 1), float(f"{gap:.4g}")) for at_s, gap in result.gap_over_time],
-        violations=len(result.violations),
-        statistics=dict(result.statistics),
-        versions=dict(result.versions),
+        **describe_result(result),
     )
 
 
