@@ -83,7 +83,7 @@ def draw_timeline(graph: Graph, chart: Mapping[str, Any], title: str, file_forma
         lane_axes, stack_axes = figure.subplots(2, 1, sharex=True, height_ratios=heights)
         _draw_lanes(lane_axes, lanes)
         lane_axes.set_title(replace_missing_glyphs(title))
-        _draw_stack(stack_axes, graph, chart)
+        draw_stack(stack_axes, graph, chart)
         figure.legend(
             handles=_legend_handles(lanes, stack_axes),
             loc="outside lower center",
@@ -287,7 +287,7 @@ def _draw_lanes(axes: Any, lanes: Mapping[str, Sequence[tuple[Kind, float, float
     axes.spines[:].set_visible(False)
 
 
-def _draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
+def draw_stack(axes: Any, graph: Graph, chart: Mapping[str, Any]) -> None:
     """Draw the RAM of keep-all as an area, the bands of `stack_bands` on it, and the budget."""
     from matplotlib.collections import PolyCollection
 
