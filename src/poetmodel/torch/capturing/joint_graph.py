@@ -222,7 +222,7 @@ class Joint:
         return tuple(argument for argument in self.arguments if argument.kind in kinds)
 
     @cached_property
-    def _nesting(self) -> Nesting:
+    def _input_nesting(self) -> Nesting:
         return Nesting(self.input_spec)
 
     @cached_property
@@ -285,7 +285,7 @@ class Joint:
         `CaptureError` if their nesting or names, or the order of keys in a nested mapping, differ
         from those of the capture.
         """
-        if (values := self._nesting.take(inputs)) is not None:
+        if (values := self._input_nesting.take(inputs)) is not None:
             return values
         flat, spec = flatten(inputs)
         if spec == self.input_spec:
