@@ -65,9 +65,8 @@ SKIPPED = os.environ.get("POETMODEL_SKIPPED")
 
 
 def pytest_addoption(parser):
-    """Add the options that write the present messages (`kit.messages`) and choose the front."""
+    """Add the option that writes the present messages (`kit.messages`)."""
     parser.addoption("--update-messages", action="store_true", help="write what people are told")
-    parser.addoption("--dynamo", action="store_true", help="let Dynamo capture all steps")
 
 
 class DoctestFilter:
@@ -84,10 +83,6 @@ class DoctestFilter:
 
 def pytest_configure(config):
     """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
-    if config.getoption("--dynamo"):
-        from kit.fronts import use_dynamo
-
-        use_dynamo()
     if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
         msg = "--update-messages: several processes would write one file; leave -n out"
         raise pytest.UsageError(msg)

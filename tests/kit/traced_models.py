@@ -160,10 +160,14 @@ def nested_step():
 
 
 def hooked_step():
-    """Return a step whose modules have a forward hook and a backward hook."""
+    """Return a step whose modules have a forward hook, and one for the gradient of an output."""
     step = row_step(nn.Linear(4, 4), nn.BatchNorm1d(4))
     step[0][0].register_forward_hook(lambda _module, _inputs, output: output * 2)
-    step[0][1].register_full_backward_hook(lambda _module, into, _out: (into[0] * 10,))
+    step[0][1].register_forward_hook(
+        lambda _module, _inputs, output: (
+            output.register_hook(lambda gradient: gradient * 10) and None
+        )
+    )
     return step
 
 

@@ -13,14 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
-from poetmodel.torch.capturing import joint
-
-
-@pytest.fixture(autouse=True)
-def _dynamo(monkeypatch):
-    """Let Dynamo capture the steps of this file."""
-    monkeypatch.setattr(joint, "USES_DYNAMO", True)
-
 
 CHECKED = {
     "distribution": lambda _, y, __: torch.distributions.Normal(

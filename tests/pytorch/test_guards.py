@@ -132,7 +132,7 @@ def test_untied_weights_are_noticed():
     step = compile_keep_all(model, loss_fn, (x, x))
     assert find_differences(step, model, loss_fn, (x, x)) == []
     other = x.detach().clone().requires_grad_()
-    with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was .* inputs\[0\]"):
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was the same object as inputs\[0\]"):
         step(x, other)
 
 
@@ -336,8 +336,4 @@ def test_training_changes_nothing_that_a_step_assumes():
     model[0].weight.data = torch.zeros(4, 4)
     assert guards.hold(flat)
     model[0].weight = nn.Parameter(torch.zeros(4, 4))
-    assert guards.hold(flat)
-    weight = model[0].weight.detach().requires_grad_()
-    del model[0].weight
-    model[0].weight = weight
     assert guards.hold(flat)

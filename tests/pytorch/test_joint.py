@@ -85,12 +85,12 @@ EXPLAINED = {
 @pytest.mark.parametrize(
     ("name", "fragments"),
     [
-        ("branch", ("_local_scalar_dense", "torch.where")),
-        ("item", ("_local_scalar_dense", "outside of the step")),
-        ("mask", ("aten.nonzero", "masked_fill")),
-        ("convert", (".numpy()", "torch operations")),
+        ("branch", ("depends on parameters", "torch.where")),
+        ("item", ("depends on parameters", "outside of the step")),
+        ("mask", ("depends on parameters", "torch.where")),
+        ("convert", ("read from a tensor", "torch.where")),
         ("foreign", ("no parameter, buffer or input", "register_buffer")),
-        ("wrong", ("must have same reduction dim", "ordinary training step")),
+        ("wrong", ("shapes cannot be multiplied", "ordinary training step")),
     ],
 )
 def test_what_cannot_be_captured_is_explained(name, fragments, caplog):
@@ -162,7 +162,7 @@ def test_other_devices_are_refused():
 def test_operations_that_fail_on_the_inputs_are_named(target, kind):
     """Errors that fake tensors do not show are reported in a sentence, too."""
     own = nn.Sequential(nn.Linear(4, 4)), nn.functional.cross_entropy, (torch.randn(3, 4), target)
-    words = rf"Sequential: aten\.nll_loss.* fails on the example inputs with {kind}.*; try one"
+    words = rf"Sequential: capture stopped with {kind}.*; try one"
     with pytest.raises(CaptureError, match=words):
         trace(*own)
 
@@ -260,7 +260,7 @@ def test_seeding_is_refused(forward):
     own = torch.Generator()
     step = row_step(nn.Linear(4, 4), by=lambda p, x: p[0](x) + torch.randn(3, 4, generator=own))
     with pytest.raises(
-        CaptureError, match=r"aten.randn.generator.* cannot be replayed; leave it out"
+        CaptureError, match=r"takes a Generator, .*test_joint.py:\d+ .*; leave it out"
     ):
         capture(*step)
 
@@ -333,9 +333,7 @@ def test_reentrant_checkpoints_without_trained_inputs_train_nothing():
     step = compile_keep_all(*own)
     assert find_differences(step, *own) == []
     assert own[0].parts[1].weight.grad is None
-    with pytest.raises(
-        CaptureError, match=r"mutation of parts\.1\.2\.calls .*leave the checkpoint"
-    ):
+    with pytest.raises(CaptureError, match=r"attribute inside .*calls \+= 1\); leave the checkp"):
         compile_keep_all(*inside(Counted(), reentrant=False))
 
 

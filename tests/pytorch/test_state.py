@@ -6,7 +6,6 @@ import sys
 import time
 from collections import OrderedDict, UserDict, deque
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,11 +69,6 @@ def scaled(_, into, __):
     return tuple(None if g is None else g * 3 for g in into)
 
 
-def scaled_out(_, out):
-    """Scale gradients of outputs."""
-    return tuple(None if g is None else g * 3 for g in out)
-
-
 def nothing(*_, **__):
     """Do nothing."""
 
@@ -98,15 +92,17 @@ HOOKS = {
     "before forward with keywords": lambda m: m.inner.register_forward_pre_hook(
         lambda _m, i, k: (halved(_m, i), k), with_kwargs=True
     ),
-    "backward": lambda m: m.inner.register_full_backward_hook(scaled),
-    "before backward": lambda m: m.inner.register_full_backward_pre_hook(scaled_out),
-}
-
-OTHERS = {
     "state dict": lambda m: m.register_state_dict_post_hook(nothing),
     "before state dict": lambda m: m.inner.register_state_dict_pre_hook(nothing),
     "before loading": lambda m: m.register_load_state_dict_pre_hook(nothing),
     "after loading": lambda m: m.inner.register_load_state_dict_post_hook(nothing),
+    "of all modules": lambda _: nn.modules.module.register_module_forward_hook(nothing),
+    "class": lambda m: setattr(m.act, "__class__", nn.Tanh),
+    "flag of a weight": lambda m: m.frozen[0].requires_grad_(False),
+}
+"""Changes that TorchDynamo refuses."""
+
+OTHERS = {
     "mode": lambda m: m.inner.eval(),
     "module added": lambda m: m.add_module("new", nn.Tanh()),
     "module replaced": lambda m: setattr(m, "act", nn.Tanh()),
@@ -115,8 +111,6 @@ OTHERS = {
     "mapping": lambda m: m.user.update(b=2),
     "object": lambda m: setattr(m.object, "count", 7),
     "module in a list": lambda m: m.hidden[0].eval(),
-    "flag of a weight": lambda m: m.frozen[0].requires_grad_(False),
-    "class": lambda m: setattr(m.act, "__class__", nn.Tanh),
 }
 
 
@@ -199,44 +193,43 @@ def test_doors_leave_everything_as_it_was(door, tmp_path):
         model[0].weight.grad = torch.ones_like(model[0].weight)
 
 
-FIRING = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-@FIRING
 @pytest.mark.parametrize(
     "kind",
-    mark_slow_except(
-        HOOKS | OTHERS,
-        ("before forward with keywords", "backward", "mode", "module replaced",
-         "nested container", "object", "class"),
-    ),
-)  # fmt: skip
+    mark_slow_except(OTHERS, ("mode", "module replaced", "nested container", "object")),
+)
 def test_a_capture_leaves_modules_as_they_were(kind):
-    """Compiling and verifying change nothing, and the step computes eager's first one."""
-    own = step_of((HOOKS | OTHERS)[kind])
+    """Compiling and verifying change nothing, and the step computes and sets eager's first one."""
+    own = step_of(OTHERS[kind])
     before = state_of(own[0])
     step = compile_keep_all(*own, time_limit=5)
     assert state_of(own[0]) == before
     assert step.verify().equal
     assert state_of(own[0]) == before
     assert find_differences(step, *own) == []
-    nn.modules.module._global_forward_hooks.clear()
-    assert state_of(own[0]) == before
+    assert all(module.ready for module in own[0])
 
 
-def test_hooks_of_all_modules_that_forward_adds_are_noticed():
-    """Compiling leaves none behind; once eager PyTorch has added them, they are guarded."""
-    own = step_of(lambda _: nn.modules.module.register_module_forward_hook(nothing))
+@pytest.mark.parametrize(
+    "kind",
+    mark_slow_except(HOOKS, ("before forward with keywords", "of all modules", "class")),
+)
+def test_what_only_a_first_pass_may_do_is_refused(kind):
+    """Line and remedy are named, and modules are as they were; the remedy helps."""
+    own = step_of(HOOKS[kind])
     before = state_of(own[0])
-    step = compile_keep_all(*own, time_limit=5)
-    assert step.verify().equal
+    with pytest.raises(pmt.CaptureError, match=r"at .*test_state\.py:\d+ .*call the model once"):
+        compile_keep_all(*own)
     assert state_of(own[0]) == before
     try:
         own[0](own[2][0])
-        with pytest.raises(pmt.CaptureError, match="hooks of all modules"):
-            step(*own[2])
+        step = compile_keep_all(*own, time_limit=5)
+        assert step.verify().equal
+        assert find_differences(step, *own) == []
     finally:
         nn.modules.module._global_forward_hooks.clear()
+    if kind == "of all modules":
+        with pytest.raises(pmt.CaptureError, match="hooks of all modules"):
+            step(*own[2])
 
 
 REFUSED = {
@@ -265,9 +258,9 @@ def test_parameters_that_forward_changes_are_refused(kind, late, told):
     [
         (
             lambda m: m.register_forward_hook(doubled),
-            "gives other results when the step runs again",
+            r"at .*test_state\.py",
         ),
-        (lambda m: m.register_full_backward_hook(scaled), r"again from .*: gradient of "),
+        (lambda m: m.register_full_backward_hook(scaled), r"at .*test_state\.py"),
     ],
 )
 def test_what_acts_from_the_second_step_on_is_refused(change, words):
@@ -286,18 +279,18 @@ def test_what_acts_from_the_second_step_on_is_refused(change, words):
 FROZEN = r"loss .*would be frozen: make it an input"
 FAILING = {
     "program": (lambda p, x: p[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0],
-        r"(?s)aten\.empty\S* .*fails .*memory"),
+        r"there is not enough memory at .*smaller batch"),
     # What the backward pass needs is changed in place.
     "in place": (
         lambda p, x: p[0](x).relu().mul_(0.5), r"FunctionModule: .*modified by an inplace"),
     # Made for nothing: it is not in the graph.
     "eager": (lambda p, x: (torch.empty(2**50), p[0](x))[1],
-        "one step of PyTorch: there is not enough memory at .*smaller batch"),
+        "there is not enough memory at .*smaller batch"),
     # Another constant each time, such as the time since the last full second.
     "clock": (lambda p, x: p[0](x) * (time.perf_counter() % 1), FROZEN),
     "count": (
         lambda p, x: p[0](x) * len(p[0].notes["a"].append(1) or p[0].notes["a"]),
-        r"forward changes parts\.0\.notes from \[\] to \[1\] at ",
+        r"forward changes .*parts.*notes",
     ),
     "system": (lambda p, x: p[0](x) * random.SystemRandom().random(), FROZEN),
     "fresh generator": (lambda p, x: p[0](x) * random.Random().random(), FROZEN),  # noqa: S311
@@ -337,17 +330,21 @@ class Recorded(nn.Module):
 
 
 def test_recorded_outputs_are_recorded_once():
-    """Each layer's output is recorded once, and so is its gradient."""
+    """Each layer's output is recorded once, and so is its gradient, once hooks are there."""
 
     def loss_fn(out, y):
         return sum((h * h).mean() for h in out["hidden"]) + (out["last"] - y).square().mean()
 
     own = Recorded(), loss_fn, (torch.randn(3, 4), torch.randn(3, 4))
-    step = compile_keep_all(*own)
-    assert step.verify().equal
-    assert find_differences(step, *own) == []
+    with pytest.raises(pmt.CaptureError, match="call the model once"):
+        compile_keep_all(*own)
     assert not own[0].installed
     assert not any(layer._forward_hooks for layer in own[0].layers)
+    own[0](own[2][0])
+    step = compile_keep_all(*own)
+    assert step.verify().equal
+    step(*own[2])
+    assert len(own[0].recorded) == len(own[0].layers)
 
 
 # -- random numbers that are not PyTorch's -----------------------------------------------------
@@ -367,9 +364,7 @@ def test_draws_that_are_not_of_pytorch_are_refused(kind):
     forward, told = DRAWS[kind]
     own = row_step(nn.Sequential(FunctionModule(forward, nn.Linear(4, 4))))
     before = random.getstate(), numpy.random.get_state()[1].tolist()
-    with pytest.raises(
-        pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(FunctionModule\)"
-    ):
+    with pytest.raises(pmt.CaptureError, match=f"draws from {told}"):
         compile_keep_all(*own)
     model, _, inputs = row_step(nn.Linear(4, 4))
     with pytest.raises(pmt.CaptureError, match="draws from Python's random"):  # in no module
@@ -389,7 +384,7 @@ def replaced(parts, x):
 def test_modules_that_the_first_pass_makes_are_named():
     """Their initial values move the random generator once; called before, the model compiles."""
     own = row_step(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
-    with pytest.raises(pmt.CaptureError, match="makes modules, call the model once"):
+    with pytest.raises(pmt.CaptureError, match=r"test_state\.py:\d+ .*call the model once"):
         compile_keep_all(*own)
     own[0](own[2][0])
     step = compile_keep_all(*own)
@@ -525,22 +520,17 @@ def noted(module, x, y):
     module.new = x
 
 
-def test_attributes_are_put_back_and_told(caplog):
-    """After a capture, or one that fails, attributes are as before; the log names those set."""
+def test_attributes_are_put_back():
+    """After a capture, or one that fails, attributes are as before."""
     own = step_through(noted)
-    with caplog.at_level(logging.WARNING):
-        capture(*own)
+    capture(*own)
     for module in own[0]:
         assert (module.aux, module.seen) == (None, [])
         assert module.by_name == {"first": 1}
         assert not hasattr(module, "new")
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert "forward sets 0.aux, 0.by_name, 0.new, 0.seen, 1.aux, " in message
-    assert "register_buffer" in message
 
     def fails(module, _, y):
-        module.aux = y
-        y.sum().item()
+        module.aux = y.mul_(y.sum().item())
 
     own = step_through(fails)
     with pytest.raises(CaptureError, match="reads a tensor's value"):
@@ -613,28 +603,20 @@ def test_tables_that_code_keeps_are_as_in_eager(keepers, name):
     assert float(table(4)[0]) in (1, 2)
 
 
-def test_what_was_kept_before_is_still_there(keepers, caplog):
-    """A name that forward sets again has its old value afterwards, with a log message.
-
-    Tables of a cache cause none. A constant is the tensor that the code holds: its values
-    count.
-    """
-    with caplog.at_level(logging.WARNING, "poetmodel"):
-        pmt.capture(*step_with(keepers.bounded))
-        assert not caplog.records
-        pmt.capture(*step_with(keepers.store_in_name))
-    assert "forward stores tensors outside of the model (NAME)" in caplog.text
-    kept = SimpleNamespace(last=None)
-    keepers.TABLES["last"] = torch.ones(2)
+def test_what_code_keeps_is_as_in_eager(keepers):
+    """A name is as after a pass of eager mode; a constant is the tensor that the code holds."""
+    kept = [None]
 
     def forward(parts, x):
-        keepers.NAME = kept.last = parts[0](x)
+        keepers.NAME = kept[0] = parts[0](x)
         return keepers.NAME
 
-    keepers.NAME = before = torch.ones(3)
-    pmt.capture(*row_step(nn.Linear(4, 4), by=forward))
-    assert keepers.NAME is before
-    assert kept.last is None
+    own = row_step(nn.Linear(4, 4), by=forward)
+    keepers.NAME = torch.ones(3)
+    step = compile_keep_all(*own)
+    assert find_differences(step, *own) == []
+    assert torch.equal(keepers.NAME, own[0].parts[0](own[2][0]))
+    assert torch.equal(keepers.NAME, kept[0])
     keepers.TABLES[4] = torch.ones(4)
     own = step_with(keepers.store_in_dictionary)
     step = compile_keep_all(*own)

@@ -138,10 +138,10 @@ def test_results_that_wait_are_reserved():
     expected = checkpoint_all_peak_bytes(traced.graph) + whole.reserved_bytes
     assert keep_all_bytes(traced) == expected
     first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
-    second.weight = first.weight  # whose sum waits for the second gradient
+    second.weight = first.weight  # whose gradients the step itself adds
     traced = trace(*row_step(first, second), measure_workspace=False)
     whole = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
-    assert whole.reserved_bytes == 4 + 64
+    assert whole.reserved_bytes == 4
 
 
 def test_less_is_kept_where_nothing_is_left_beside_it():
@@ -234,7 +234,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_names_say_module_and_operator(monkeypatch):
+def test_names_say_module_and_operator():
     """Each node has the name of its module and operator, and the same in each run.
 
     The sum of a residual block's gradients has one, too. A repetition in a module gets a
@@ -248,11 +248,6 @@ def test_names_say_module_and_operator(monkeypatch):
     assert names[:2] == ["parts.0/addmm", "parts.0/addmm#2"]
     graph = trace(*checkpointed_step(), measure_workspace=False).graph
     assert [node.op for node in graph.nodes].count("native_dropout") == 1
-    monkeypatch.delattr(torch.fx.traceback, "annotate")  # names are operators then
-    nodes = trace(*residual(), measure_workspace=False).graph.nodes
-    assert [node.name for node in nodes[:3]] == ["convolution", "convolution#2", "add"]
-    backward = [phase == Phase.BACKWARD for _, phase in NAMES]
-    assert [node.phase == Phase.BACKWARD for node in nodes] == backward
 
 
 # -- the traced graphs under ``bench/traced`` ------------------------------------------------------

@@ -76,7 +76,7 @@ def test_state_of_each_optimizer():
     assert state(graph) == {"0.weight": 64}
     assert graph.parameters == 16
     (update,) = [node for node in graph.nodes if node.op == "sgd"]
-    assert len(update.inputs) == 4  # both gradients, weight, learning rate
+    assert len(update.inputs) == 3  # the sum of gradients, weight, learning rate
     graph = trace_residual().graph
     assert graph.version == 1
     assert not {Phase.STATE, Phase.UPDATE, Phase.INPUT} & {node.phase for node in graph.nodes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
@@ -69,6 +68,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         self._compiled_model: torch.nn.Module | None = None
         """The model of the compiled step; None if a new step must be compiled."""
         self._whole_step = whole_step
+        self._recorded_loss: Any = None
+        """The loss to differentiate, between two functions of `_loss`."""
+
+        def record_loss(loss: torch.Tensor, **_: Any) -> None:
+            self._recorded_loss = loss
+
+        self._record_loss = record_loss
         super().__init__(*args, **options)
         if whole_step and self.args.gradient_accumulation_steps > 1:
             raise InputError(
@@ -112,18 +118,23 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         # Counts as tensors are inputs: other values need no new compilation.
         accumulated_batches = torch.tensor(self.current_gradient_accumulation_steps)
         batch = (dict(self._prepare_inputs(inputs)), num_items_in_batch, accumulated_batches)
-        if self.step is None or self._compiled_model is not model:
-            if self.step is not None:
-                self.step.close()
-            self.step = compile(
-                loss_module(model, self._loss),
-                None,
-                batch,
-                **self._options,
-                **self._optimizer_options(),
-            )
-            self._compiled_model = model
-        loss: torch.Tensor = self.step(*batch)
+        method = f"{type(model).__name__}: compute_loss"
+        with (
+            forbid_reads(self.state, "epoch", "global_step", method=method),
+            patch.object(self, "current_gradient_accumulation_steps", accumulated_batches),
+        ):
+            if self.step is None or self._compiled_model is not model:
+                if self.step is not None:
+                    self.step.close()
+                self.step = compile(
+                    loss_module(model, self._loss),
+                    None,
+                    batch,
+                    **self._options,
+                    **self._optimizer_options(),
+                )
+                self._compiled_model = model
+            loss: torch.Tensor = self.step(*batch)
         return loss
 
     def _optimizer_options(self) -> dict[str, Any]:
@@ -153,20 +164,21 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
         Omits emptying an accelerator's cache, which reads the step count.
         """
-        losses: list[torch.Tensor] = []
-
-        def record_loss(loss: torch.Tensor, **_: Any) -> None:
-            losses.append(loss)
-
-        method = f"{type(model).__name__}: compute_loss"
+        # TorchDynamo traces assignments, and no function of unittest.mock.
+        self.current_gradient_accumulation_steps = accumulated_batches
+        empty_cache_steps = self.args.torch_empty_cache_steps
+        self.args.torch_empty_cache_steps = None
+        self.accelerator.backward = self._record_loss
         has_modes = hasattr(self.optimizer, "train")
-        with (
-            forbid_reads(self.state, "epoch", "global_step", method=method),
-            patch.object(self.accelerator, "backward", record_loss),
-            patch.object(self, "current_gradient_accumulation_steps", accumulated_batches),
-            patch.object(self.args, "torch_empty_cache_steps", None),
-            patch.object(self.optimizer, "train", None) if has_modes else nullcontext(),
-        ):
+        if has_modes:
+            self.optimizer.train = None
+        try:
             super().training_step(model, inputs, num_items_in_batch)
-        (loss,) = losses
+        finally:
+            self.args.torch_empty_cache_steps = empty_cache_steps
+            del self.accelerator.backward
+            if has_modes:
+                del self.optimizer.train
+        loss: torch.Tensor = self._recorded_loss
+        self._recorded_loss = None
         return loss

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Unpack
 from unittest.mock import patch
@@ -25,7 +24,7 @@ with convert_missing_packages("poetmodel.torch.lightning", install="lightning"):
     )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 _REMEDY: Final = (
     "compile the network inside of the module, "
@@ -90,7 +89,11 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         self._compiled_module: Any = None
         self._whole_step = whole_step
         self._current_trainer: Any = None
-        """The trainer of the current batch, for `_attach_trainer`."""
+        """The trainer of the current batch."""
+        self._log: Any = None
+        """What replaces the ``log`` of the compiled module in the traced step."""
+        self._logged_entries: list[dict[str, Any]] = []
+        """Arguments of the calls of ``log`` in the traced step."""
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """(parameter, gradient) pairs of the first accumulated batch, until `backward`."""
 
@@ -124,8 +127,13 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         is_first = trainer.fit_loop.batch_idx % accumulated_batches == 0
         if is_first:
             module.zero_grad(set_to_none=True)
-        with patch.object(module, "_trainer", None):  # exclude the trainer from the capture
+        method = f"{type(module).__name__}: training_step"
+        with (
+            patch.object(module, "_trainer", None),  # exclude the trainer from the capture
+            forbid_reads(trainer, "current_epoch", "global_step", method=method),
+        ):
             if self.step is None or self._compiled_module is not module:
+                self._log = self._make_log(module)
                 optimizer_options = self._optimizer_options(trainer) if self._whole_step else {}
                 self.step = compile(
                     loss_module(module, self._traced_training_step),
@@ -198,11 +206,17 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         accumulated_batches: torch.Tensor,
     ) -> dict[str, Any]:
         """Return ``loss`` (divided by the batches), ``returned`` (by the module) and ``logged``."""
-        with (
-            self._attach_trainer(module) as logged_entries,
-            self.precision_plugin.train_step_context(),
-        ):
-            step_result = module.training_step(batch, *other_arguments)
+        self._logged_entries = []
+        # TorchDynamo traces assignments and removed items, and no function of unittest.mock.
+        module._trainer = self._current_trainer  # noqa: SLF001
+        module.__dict__["log"] = self._log
+        try:
+            with self.precision_plugin.train_step_context():
+                step_result = module.training_step(batch, *other_arguments)
+        finally:
+            module._trainer = None  # noqa: SLF001 - attached outside of the capture
+            del module.__dict__["log"]
+        logged_entries, self._logged_entries = self._logged_entries, []
         name = type(module).__name__
         if step_result is None:
             raise CaptureError(
@@ -215,30 +229,19 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             "logged": logged_entries,
         }
 
-    @contextmanager
-    def _attach_trainer(self, module: Any) -> Iterator[list[dict[str, Any]]]:
-        """Attach the trainer, and yield the list to which calls of ``log`` append.
-
-        Refuses values that would be constants of the capture, such as the epoch.
-        """
-        name, trainer = type(module).__name__, self._current_trainer
-        log_signature, entries = signature(type(module).log), []
+    def _make_log(self, module: Any) -> Callable[..., None]:
+        """Return a function that appends the arguments of a call of ``log`` to the entries."""
+        name = type(module).__name__
+        _, *parameters = signature(type(module).log).parameters  # without self
 
         def log(*args: Any, **kwargs: Any) -> None:
-            """Append the arguments of a call of ``log``, by name, to the entries."""
-            entry = log_signature.bind(module, *args, **kwargs).arguments
-            del entry["self"]
+            entry = {**dict(zip(parameters[: len(args)], args, strict=True)), **kwargs}
             if not isinstance(entry["value"], torch.Tensor):
                 raise CaptureError(
                     f"{name}: training_step logs {entry['name']!r}, a "
                     f"{type(entry['value']).__name__}, which would never change in a compiled "
                     "step; log a tensor, or log it outside of training_step (on_train_batch_end)"
                 )
-            entries.append(entry)
+            self._logged_entries.append(entry)
 
-        with (
-            patch.object(module, "_trainer", trainer),
-            patch.object(module, "log", log),
-            forbid_reads(trainer, "current_epoch", "global_step", method=f"{name}: training_step"),
-        ):
-            yield entries
+        return log

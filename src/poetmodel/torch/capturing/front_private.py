@@ -179,6 +179,12 @@ _KNOWN: Final = (
         False,
     ),
     (
+        r"setattr\(\) on Tensor\.requires_grad",
+        "forward sets requires_grad of a tensor, which TorchDynamo does not trace",
+        "set it before the step (of Wav2Vec2 and HuBERT: feature_extractor._requires_grad = False)",
+        False,
+    ),
+    (
         "InternalTorchDynamoError.*Boolean value of Tensor|^RuntimeError: Boolean value of Tensor",
         "forward reads a NumPy array, or parts of it, which TorchDynamo cannot guard",
         "make it a tensor, or a tuple of numbers",

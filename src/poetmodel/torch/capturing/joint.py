@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
-USES_DYNAMO = False
+USES_DYNAMO = True
 """Whether TorchDynamo captures steps, instead of the front of this module."""
 
 _MAX_PASSES: Final = 2
@@ -113,10 +113,9 @@ def capture(
 ) -> Joint:
     """Capture a training step: forward pass, loss, and backward pass.
 
-    Executes forward several times, first eagerly on copies of the inputs. Changes no parameter,
-    gradient, buffer or random generator. Empties LRU caches in which forward stores tensors. Logs a
-    warning if forward stores tensors in attributes of the model, or in globals, dicts or attributes
-    outside of it, or reads the value of a buffer that the step changes.
+    Executes forward several times, also eagerly on copies of the inputs. Changes no parameter,
+    gradient, buffer, random generator or attribute of the model; names outside of it are as after a
+    pass in eager mode. Logs a warning if forward reads the value of a buffer that the step changes.
 
     Parameters
     ----------
