@@ -415,12 +415,14 @@ def _capture_or_record(
     try:
         return front.capture(batch)
     except CaptureError as error:
+        last_refusal = error
+        passes.restore(keeps_new=False)  # a flag may say that a hook is there, which is not
         _refuse_other_results(front.name, first_results, passes.execute())
         with suppress(CaptureError):
             front.capture(batch)  # in the state that a pass leaves
             advice = "only its first pass does this: call the model once, and compile it then"
-            error = CaptureError(f"{error}; {advice}")
-        raise error from refusal
+            last_refusal = CaptureError(f"{refusal}; {advice}")
+        raise last_refusal from refusal
 
 
 def _refuse_other_results(

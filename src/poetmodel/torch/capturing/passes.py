@@ -31,9 +31,9 @@ class Passes:
         self._keeps_new = False
         self._written_tensors = WrittenTensors(module.buffers())
 
-    def restore(self, *, keeps_new: bool = False) -> None:
-        """Restore modules; with `keeps_new` new attributes without tensors stay, also later."""
-        self._keeps_new = self._keeps_new or keeps_new
+    def restore(self, *, keeps_new: bool | None = None) -> None:
+        """Restore modules; new attributes without tensors stay if `keeps_new` was True last."""
+        self._keeps_new = self._keeps_new if keeps_new is None else keeps_new
         self.snapshot.restore(keeps_new=self._keeps_new)
 
     def execute(self, function: Callable[[], object] | None = None) -> list[torch.Tensor]:
