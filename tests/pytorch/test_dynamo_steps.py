@@ -16,6 +16,9 @@ import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
 
 CHECKED = {
+    "branch after dropout": lambda _, y, __: (
+        y if torch.isfinite(dropped := nn.functional.dropout(y, 0.5)).all() else dropped * 0
+    ),
     "distribution": lambda _, y, __: torch.distributions.Normal(
         y, 1 + y.square(), validate_args=True
     ).log_prob(torch.zeros(4)),

@@ -343,14 +343,15 @@ def find_readings(
         needed = _ancestors(graph, node, only_values=True)
         line = find_line(frames_in(node.meta.get("stack_trace")))
         where = f" at {line}" if line else ""
-        if any(map(_is_random, needed)):
+        is_late = not needed.isdisjoint(trained)
+        tests_finite = any(_name(ancestor) in _FINITE_TESTS for ancestor in needed)
+        if any(map(_is_random, needed)) and not (is_late and tests_finite):
             raise CaptureError(
                 f"{name}: a random number is read{where} (an if, .item(), float(), ...), and a "
                 "compiled step would always repeat the decision of the capture; turn the random "
                 "choice off, or draw it outside of the step and pass it as an input"
             )
-        is_late = not needed.isdisjoint(trained)
-        if is_late and not any(_name(ancestor) in _FINITE_TESTS for ancestor in needed):
+        if is_late and not tests_finite:
             raise CaptureError(
                 f"{name}: Python{where} reads a tensor's value (an if, .item(), float(), ...) and "
                 "cannot be captured: it depends on parameters; select with torch.where, or compute "
