@@ -76,7 +76,7 @@ def test_sensor(tmp_path):
     assert (tmp_path / "out" / "learning.svg").stat().st_size > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.torch
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
