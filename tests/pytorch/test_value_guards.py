@@ -246,6 +246,7 @@ INPUTS = {
     "where alone": lambda y, x: y[torch.where(x[:, 0] < 9)[0]],
     "repeated": lambda y, x: y.repeat_interleave((x > 0).sum(1) + 1, 0).sum() + y,
     "trimmed": lambda y, x: trimmed(x).sum() * y,
+    "variances": lambda y, x: functional.gaussian_nll_loss(y, y * 0, x.abs()),
 }
 """What reads an input, given the result of a layer and the input."""
 
@@ -286,7 +287,6 @@ def test_constants_and_inputs_can_be_read(kind):
 
 UNREAD = {
     "unique": lambda y, x: y * len(torch.unique(x > 0)),
-    "variances": lambda y, _: y * functional.gaussian_nll_loss(y, y * 0, torch.ones_like(y)),
 }
 
 
@@ -423,6 +423,12 @@ def likely(parts, x):
     return y * normal.log_prob(torch.zeros(4))
 
 
+def spread(parts, x):
+    """Return a loss under variances that the model predicts, which cannot be negative."""
+    y = parts[0](x)
+    return functional.gaussian_nll_loss(y, torch.zeros_like(y), 99 - y.abs()) + y
+
+
 def inverted(parts, x):
     """Divide by matrices that rows of the input make."""
     return torch.linalg.solve(torch.diag_embed(x * parts[0].weight.sum()), parts[0](x))
@@ -443,6 +449,7 @@ CHECKED = {
     "nan": (None, float("nan"), r"finite .*isfinite\(y\)\.all\(\):\).*nothing has"),
     "infinity": (None, float("inf"), r"finite .*isfinite\(y\)\.all\(\):\).*nothing has"),
     "distribution": (likely, float("nan"), r"test_value_guards\.py.*nothing has changed"),
+    "variances": (spread, 1e6, r"in range.*test_value_guards\.py.*nothing has changed"),
     "matrix": (inverted, 0.0, r"test_value_guards\.py.*nothing has changed"),
     "assertion": (asserts(), 1e6, r"in range.* at .*_assert_async"),
     "assertion with words": (asserts("too large"), 1e6, r"in range.* at .*_assert_async"),

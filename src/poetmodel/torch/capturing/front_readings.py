@@ -3,12 +3,14 @@
 While Dynamo traces a step, a torch function mode answers what Python reads (``.item()``, ``if
 mask.all():``, a shape that depends on a mask) from recorded values, which Dynamo guards. The
 tensors that were read become outputs of the graph. Readings of inputs and buffers are computed
-again before a step. Tests for finite numbers depend on parameters: they are checked at its end.
+again before a step. Tests for finite numbers, and assertions of PyTorch, may depend on parameters
+and random numbers: they are checked at its end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
     """Recorded values by kind, in the order of reading."""
     Tensors = dict[str, list[torch.Tensor]]
 
-KINDS: Final = ("flag", "number", "list", "count")
+KINDS: Final = ("flag", "number", "list", "count", "assertion")
 """Kinds of readings. Each has a list of its own, because libraries read less while they are traced:
 a reading that is left out must not shift those of other kinds."""
 
-_DESCRIPTIONS: Final = {"count": "number that decides a shape"}
+_DESCRIPTIONS: Final = {
+    "assertion": "number that is checked",
+    "count": "number that decides a shape",
+}
 
 
 def empty_readings() -> dict[str, list[Any]]:
@@ -64,36 +69,25 @@ _FLAG_FUNCTIONS.add(torch._is_all_true)  # noqa: SLF001 - of the checks of distr
 _FINITE_TESTS: Final = {"isfinite", "isnan", "isinf", "_is_all_true"}
 
 
-def _read(values: Values, tensors: Tensors, tensor: torch.Tensor, kind: str) -> Any:
-    """Append a copy of a tensor to `tensors`; return its recorded value. Eager passes record it."""
-    index = len(tensors[kind])
-    tensors[kind].append(mark_reading(tensor, kind, index))
-    if index == len(values[kind]):
-        values[kind].append(tensor.detach().cpu().numpy().tolist())
-    return values[kind][index]
-
-
 class Flag:
     """A tensor of one Boolean element, whose value Python may read; functions get the tensor."""
 
-    def __init__(self, tensor: torch.Tensor, values: Values, tensors: Tensors) -> None:
-        self.tensor, self.values, self.tensors = tensor, values, tensors
+    def __init__(self, tensor: torch.Tensor, mode: Readings) -> None:
+        self.tensor, self.mode = tensor, mode
 
     def __bool__(self) -> bool:
-        return bool(_read(self.values, self.tensors, self.tensor, "flag"))
+        return bool(self.mode.read(self.tensor, self.mode.flag_kind))
 
-    def item(self) -> bool:
-        """Return the value."""
-        return bool(_read(self.values, self.tensors, self.tensor, "flag"))
+    item = __bool__
 
     def __invert__(self) -> Flag:
-        return Flag(self.tensor.logical_not(), self.values, self.tensors)
+        return Flag(self.tensor.logical_not(), self.mode)
 
     def __or__(self, other: Any) -> Flag:
-        return Flag(self.tensor | _plain(other), self.values, self.tensors)
+        return Flag(self.tensor | _plain(other), self.mode)
 
     def __and__(self, other: Any) -> Flag:
-        return Flag(self.tensor & _plain(other), self.values, self.tensors)
+        return Flag(self.tensor & _plain(other), self.mode)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
@@ -113,9 +107,9 @@ class Readings(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     `values` and `tensors` are by kind; an eager pass records missing values.
     """
 
-    def __init__(self, values: Values, tensors: Tensors) -> None:
+    def __init__(self, values: Values, tensors: Tensors, *, flag_kind: str = "flag") -> None:
         super().__init__()
-        self.values, self.tensors = values, tensors
+        self.values, self.tensors, self.flag_kind = values, tensors, flag_kind
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer a reading; otherwise call the function, and wrap its result in a `Flag`."""
@@ -133,12 +127,16 @@ class Readings(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             and result.dim() == 0
             and result.dtype == torch.bool
         ):
-            return Flag(result, self.values, self.tensors)
+            return Flag(result, self)
         return result
 
     def read(self, tensor: torch.Tensor, kind: str) -> Any:
-        """Return the recorded value of a tensor."""
-        return _read(self.values, self.tensors, tensor, kind)
+        """Append a copy of a tensor to `tensors`; return its recorded value."""
+        index = len(self.tensors[kind])
+        self.tensors[kind].append(mark_reading(tensor, kind, index))
+        if index == len(self.values[kind]):
+            self.values[kind].append(tensor.detach().cpu().numpy().tolist())
+        return self.values[kind][index]
 
 
 def _answer_number(mode: Readings, tensor: torch.Tensor) -> Any:
@@ -246,6 +244,20 @@ def _answer_ctc_loss(
     return ctc_loss(log_probs, targets, *lengths, blank, number, zero_infinity)
 
 
+_gaussian_nll_loss: Final = FunctionType(
+    torch.nn.functional.gaussian_nll_loss.__code__,
+    {**vars(torch.nn.functional), "has_torch_function_variadic": lambda *_: False},
+    argdefs=torch.nn.functional.gaussian_nll_loss.__defaults__,
+)
+"""The function itself, which Dynamo traces rather than adds to a graph as one operation."""
+
+
+def _answer_gaussian_nll_loss(mode: Readings, *args: Any, **keywords: Any) -> Any:
+    """Call the function, whose test for negative variances is an assertion."""
+    with Readings(mode.values, mode.tensors, flag_kind="assertion"):
+        return _gaussian_nll_loss(*args, **keywords)
+
+
 def _answer_one_hot(mode: Readings, tensor: torch.Tensor, num_classes: int = -1) -> Any:
     if num_classes >= 0:
         return NotImplemented
@@ -258,6 +270,7 @@ _ANSWERS: Final[dict[Any, Callable[..., Any]]] = {
     torch.Tensor.tolist: _answer_list,
     torch.ctc_loss: _answer_ctc_loss,
     torch.nn.functional.ctc_loss: _answer_ctc_loss,
+    torch.nn.functional.gaussian_nll_loss: _answer_gaussian_nll_loss,
     torch.nn.functional.one_hot: _answer_one_hot,
     torch.equal: _answer_equal,
     torch.Tensor.equal: _answer_equal,
@@ -288,7 +301,7 @@ class Reading:
     line: str
     """Line of code that reads the value; empty if unknown."""
     is_late: bool
-    """Whether it is a test for finite numbers, which is checked at the end of the step."""
+    """Whether it is a test that parameters or random numbers decide, checked at the step's end."""
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -297,8 +310,8 @@ class Reading:
 
     @property
     def is_check(self) -> bool:
-        """Whether an assertion reads the value: never, because Dynamo keeps assertions."""
-        return False
+        """Whether an assertion of PyTorch reads the value."""
+        return self.kind == "assertion"
 
     @property
     def description(self) -> str:
@@ -325,7 +338,7 @@ def find_readings(
     """Return the readings of a graph that inputs, buffers or parameters decide.
 
     `tensors` are the inputs of the graph, `values` the recorded values by kind. Refuses random
-    numbers, and parameters except in tests for finite numbers.
+    numbers and parameters, except in tests for finite numbers and in assertions.
     """
     graph = graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
@@ -343,15 +356,16 @@ def find_readings(
         needed = _ancestors(graph, node, only_values=True)
         line = find_line(frames_in(node.meta.get("stack_trace")))
         where = f" at {line}" if line else ""
-        is_late = not needed.isdisjoint(trained)
-        tests_finite = any(_name(ancestor) in _FINITE_TESTS for ancestor in needed)
-        if any(map(_is_random, needed)) and not (is_late and tests_finite):
+        is_random = any(map(_is_random, needed))
+        is_test = kind == "assertion" or any(_name(n) in _FINITE_TESTS for n in needed)
+        is_late = not needed.isdisjoint(trained) or (is_random and is_test)
+        if is_random and not is_test:
             raise CaptureError(
                 f"{name}: a random number is read{where} (an if, .item(), float(), ...), and a "
                 "compiled step would always repeat the decision of the capture; turn the random "
                 "choice off, or draw it outside of the step and pass it as an input"
             )
-        if is_late and not tests_finite:
+        if is_late and not is_test:
             raise CaptureError(
                 f"{name}: Python{where} reads a tensor's value (an if, .item(), float(), ...) and "
                 "cannot be captured: it depends on parameters; select with torch.where, or compute "
