@@ -165,7 +165,7 @@ DRAWN = {"resident": True, "below_floor": True}
         (dtr_paging, [(300, (3, 9), {"seed": 52})], 10, 10),
         (lru_paging, [(300, (3, 9), {"seed": 61})], 20, None),
         (capuchin, [(125, (3, 9), {"seed": 91, "storage": s}) for s in (True, False)], 4, 4),
-        (swap_advisor, [(100, (3, 8), {"seed": 82})], 10, None),
+        (swap_advisor, [(110, (3, 8), {"seed": 82})], 10, None),
     ],
 )
 @parametrize_parts(4)

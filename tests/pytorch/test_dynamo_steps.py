@@ -296,6 +296,18 @@ def test_a_file_may_replace_one_of_its_name(monkeypatch):
         assert find_differences(compile_keep_all(model, None, rows()), model, None, rows()) == []
 
 
+def test_a_name_of_what_exec_made_is_that_of_its_own_scope():
+    """Also where a module has the scope's name, as for documents that are executed."""
+    scope = {"__name__": "__main__", "FACTOR": 2.0}
+    exec("def scale(_, y, __): return y * FACTOR", scope)  # noqa: S102 - as a document
+    model = Model(scope["scale"])
+    step = compile_keep_all(model, None, rows())
+    assert find_differences(step, model, None, rows()) == []
+    scope["FACTOR"] = 3.0
+    with pytest.raises(pmt.CaptureError, match=r"FACTOR.* was 2\.0 and is 3\.0"):
+        step(*rows())
+
+
 def hooked(model, y, _):
     """Register a hook in the first pass."""
     if not model.n:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,6 +78,7 @@ def _traceable_functions() -> Iterator[None]:
 
     ``torch.backends.cudnn.flags`` has no effect, as on the CPU; two functions of the checks of
     distributions are as the originals. ``substitute_in_graph`` refuses functions of PyTorch.
+    Names of functions that ``exec`` made are looked up in their own scope.
     """
     old_functions = [(owner, name, getattr(owner, name)) for owner, name in _REPLACED]
     for (owner, name), function in _REPLACED.items():
@@ -108,7 +110,26 @@ def _is_all_true(values: Any) -> Any:
     return _find_all_true(values if isinstance(values, torch.Tensor) else values.tensor).all()
 
 
+_InlinedCode: Final = symbolic_convert.InliningInstructionTranslator
+_find_scope: Final = _InlinedCode.get_globals_source_and_value
+
+
+def _find_own_scope(translator: Any, name: str) -> Any:
+    """Return where Dynamo finds a global name: not in a module that merely has the scope's name."""
+    scope = translator.f_globals
+    module = scope.get("__name__")
+    if module not in sys.modules or vars(sys.modules[module]) is scope:
+        return _find_scope(translator, name)
+    # Dynamo takes the scope itself, not a module, where it is that of a named tuple.
+    scope["__name__"] = f"namedtuple_{module}"
+    try:
+        return _find_scope(translator, name)
+    finally:
+        scope["__name__"] = module
+
+
 _REPLACED: Final = {
+    (_InlinedCode, _find_scope.__name__): _find_own_scope,
     (torch, "_is_all_true"): _is_all_true,
     (torch.backends.cudnn, "flags"): _no_flags,
     (constraints, "is_dependent"): _is_dependent,
