@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kit.instances import make_rng, random_training_graph
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.transcriptions import Simrd
 from kit.worked import (
     chain_costs,
@@ -219,7 +219,7 @@ def _clocks(problem, heuristic):
 
 
 @pytest.mark.parametrize(
-    "seeds", mark_slow_except([range(75), range(75, 150)], [range(75)]), ids=str
+    "seeds", mark_seeds_except([range(75), range(75, 150)], [range(75)]), ids=str
 )
 @pytest.mark.parametrize("heuristic", ["full", "eq"])
 def test_runtime_is_the_authors_on_random_graphs(heuristic, seeds):

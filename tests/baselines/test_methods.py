@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from kit.baseline_checks import check_method
 from kit.instances import make_rng, random_instance, random_instances, random_training_graph
-from kit.rotation import mark_slow_except, parametrize_parts
+from kit.rotation import mark_seeds_except, parametrize_parts
 from kit.strategies import graphs
 from kit.worked import (
     chain_costs,
@@ -81,7 +81,7 @@ def _options(name):
 
 @pytest.mark.parametrize(
     "problem",
-    mark_slow_except(
+    mark_seeds_except(
         PROBLEMS,
         ("chain 85%", "chain 70%", "network 0 70%", "network 1 85%", "random 0", "random 1"),
     ),
@@ -158,7 +158,7 @@ DRAWN = {"resident": True, "below_floor": True}
                 [(240, (3, 9), {"seed": 51})],
                 -1,
                 10,
-                marks=pytest.mark.slow,
+                marks=pytest.mark.seeds,
             )
             for score in sorted(set(HEURISTICS) - {"full", "eq", "liveness"})
         ),

@@ -8,6 +8,7 @@ import pytest
 
 from harness import run_study
 from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
 from poetmodel.graph import zoo
@@ -172,7 +173,7 @@ def test_published_parameters(name, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("name", mark_seeds_except(networks.NETWORKS, list(networks.NETWORKS)[::6]))
 def test_every_network_is_traced(name):
     """A training step of each is captured; all its parameters have gradients."""
     model, loss_fn, inputs = networks.NETWORKS[name]()

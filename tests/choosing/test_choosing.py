@@ -16,7 +16,7 @@ from torch.nn import functional
 import poetmodel as pm
 import poetmodel.torch as pmt
 from kit.kernel_calls import execute_steps
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import FunctionModule
 from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.pebbling import PebbleGame
@@ -137,7 +137,7 @@ def _sets(names):
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    mark_slow_except(
+    mark_seeds_except(
         list(product(NETWORKS, OPTIMIZERS)),
         [("settled norms", "adam"), ("shortcut", "sgd"), ("pooled", "adam")],
     ),

@@ -13,7 +13,7 @@ import poetmodel.torch as pmt
 from kit.export_agreement import SCHEDULES, Exported, make_batches_like
 from kit.nor_flash import build_over_nor
 from kit.programs import require_programs
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target
 from poetmodel.lowered.io import load_step, save_step
@@ -97,7 +97,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "case",
-    mark_slow_except(
+    mark_seeds_except(
         CASES,
         {*CASES} - {"momentum", "on storage that is read like RAM", "clipped on such storage"},
     ),
@@ -115,7 +115,7 @@ def test_sums_are_those_of_the_loop_of_pytorch(case, tmp_path):
         assert apart(found, *looped(given, name, every, steps, 3, clip=clip)) < 1e-12, steps
 
 
-@pytest.mark.parametrize("clip", mark_slow_except([None, 0.1], [0.1]))
+@pytest.mark.parametrize("clip", mark_seeds_except([None, 0.1], [0.1]))
 def test_sums_on_flash_that_is_read_where_it_lies(clip, tmp_path):
     """No sum is read from a block after that was erased; the bits are those of a step in RAM."""
     require_programs(Target.HOST)

@@ -10,7 +10,7 @@ import pytest
 from kit.digits import STEP, build_and_run, compute_state, digit_batches, exporter
 from kit.nor_flash import DRIVERS, FLASH, C, build_over_nor, count_step_writes
 from kit.programs import require_programs
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
 from poetmodel.export.board import INPUTS_FILE, STATE_FILE, STOPPED_STATUS, Target, run_program
 from poetmodel.export.exporting import export_step
@@ -101,7 +101,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("driver", "unit"),
-    mark_slow_except(
+    mark_seeds_except(
         [("flash_area", 1), ("flash_area", 32), ("esp_partition", 1), ("esp_partition", 16)],
         [("flash_area", 32), ("esp_partition", 1)],
     ),
@@ -194,7 +194,7 @@ def worn(folder, target, steps, *settings):
 
 @pytest.mark.parametrize(
     ("plan", "target"),
-    mark_slow_except(
+    mark_seeds_except(
         list(product(["nrf52840", "nano33ble"], [Target.HOST, Target.M4])),
         [("nrf52840", Target.M4), ("nano33ble", Target.HOST)],
     ),

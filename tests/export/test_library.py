@@ -78,14 +78,14 @@ def folders(tmp_path_factory):
     ("prefix", "flags"),
     [
         pytest.param("vww", (), id="plain"),
-        pytest.param("ble", (), id="mapped storage without slots", marks=pytest.mark.slow),
+        pytest.param("ble", (), id="mapped storage without slots", marks=pytest.mark.seeds),
         pytest.param("kept", (), id="evaluation, the best, samples"),
-        pytest.param("samples", (), id="samples alone", marks=pytest.mark.slow),
+        pytest.param("samples", (), id="samples alone", marks=pytest.mark.seeds),
         pytest.param("kept", ("-fanalyzer",), id="analyzed", marks=pytest.mark.slow),
-        pytest.param("moved", ("-fanalyzer",), id="analyzed migration", marks=pytest.mark.slow),
-        pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
-        pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.slow),
-        pytest.param("vww", ("-DPM_REAL=double",), id="double", marks=pytest.mark.slow),
+        pytest.param("moved", ("-fanalyzer",), id="analyzed migration", marks=pytest.mark.seeds),
+        pytest.param("kws", (), id="no slots", marks=pytest.mark.seeds),
+        pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.seeds),
+        pytest.param("vww", ("-DPM_REAL=double",), id="double", marks=pytest.mark.seeds),
     ],
 )
 def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
@@ -108,7 +108,7 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
     [
         ("cc",),
         *(
-            pytest.param(compiler, marks=pytest.mark.slow)
+            pytest.param(compiler, marks=pytest.mark.seeds)
             for compiler in (
                 ("cc", "-DPM_REAL=double"),
                 *(("arm-none-eabi-gcc", "-mthumb", *flags) for flags in CORES),

@@ -65,7 +65,7 @@ def test_schedules_train_as_torch(schedule, optimizer, tmp_path):
 
 @pytest.mark.parametrize(
     "target",
-    [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))],
+    [Target.M4, *mark_seeds_except([Target.M3, Target.M7], ())],
 )
 def test_boards_have_the_bits_of_the_host(target, tmp_path):
     """In float, in tiles, each core leaves the same losses and state, byte for byte."""

@@ -138,7 +138,7 @@ def test_whole_steps_are_near_eager(whole, kept):
         assert [sizes[f"{name}.{kind}"] for kind in KINDS] == [layer.weight.numel()] * 2
 
 
-@pytest.mark.parametrize("batches_", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches_", mark_seeds_except([1, 2], [1]))
 def test_stochastic_steps_are_near_eager(batches_, tmp_path):
     """Rounded by the numbers of eager PyTorch; weights need a byte, and there is no residual."""
     model = network(rounding="stochastic")
@@ -162,7 +162,7 @@ def test_schedules_have_the_bits_of_keep_all(schedule, whole, kept, tmp_path):
 
 @pytest.mark.parametrize(
     "target",
-    [Target.HOST, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M4))],
+    [Target.HOST, *mark_seeds_except([Target.M3, Target.M4], ())],
 )
 def test_tiles_have_the_bits_of_the_whole_step(target, whole, kept, tmp_path):
     """Slices of gradients, weights and residuals, on each core; the state has the same bytes."""
@@ -185,7 +185,7 @@ POWER_CUTS = {
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case == "paged" else pytest.mark.slow) for case in POWER_CUTS],
+    mark_seeds_except(POWER_CUTS, {"paged"}),
 )
 def test_no_power_cut_loses_int8_state(case, tmp_path):
     """A restart has weights, residuals and biases of one whole step, and continues with its bits.
@@ -215,7 +215,7 @@ def test_schedules_draw_the_same_numbers(schedule, tmp_path):
 
 @pytest.mark.parametrize(
     "target",
-    [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))],
+    [Target.M4, *mark_seeds_except([Target.M3, Target.M7], ())],
 )
 def test_boards_have_the_bits_of_the_host(target, kept):
     """With a unit for floats or none: each core leaves the same losses and state."""

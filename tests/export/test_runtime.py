@@ -8,6 +8,7 @@ import pytest
 
 from kit.digits import BATCHES, LEARNING_RATE, Toys, batches
 from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from poetmodel.errors import MissingExtraError
 from poetmodel.export import board
 from poetmodel.export.board import (
@@ -20,7 +21,7 @@ from poetmodel.export.board import (
     run_program,
 )
 
-BOARDS = [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))]
+BOARDS = [Target.M4, *mark_seeds_except([Target.M3, Target.M7], ())]
 STEPS = BATCHES + 2
 CHECKSUM = 5
 

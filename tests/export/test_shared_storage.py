@@ -5,7 +5,7 @@ import pytest
 from kit.digits import STEP, linear_step
 from kit.nor_flash import C
 from kit.programs import require_programs, run_command
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
 
@@ -76,7 +76,7 @@ def test_start_over_another_network_is_a_call_of_its_own(chip, second):
     assert said[-2:] == [f"{OTHER} 0"] * 2
 
 
-@pytest.mark.parametrize("second", mark_slow_except(["bar", "lin"], ["bar"]))
+@pytest.mark.parametrize("second", mark_seeds_except(["bar", "lin"], ["bar"]))
 def test_networks_behind_each_other_do_not_meet(chip, second):
     """With a start of its own, the second one trains, and so does the first one, over restarts."""
     start = f"-D{second.upper()}_FLASH_START=0x10000"
@@ -84,7 +84,7 @@ def test_networks_behind_each_other_do_not_meet(chip, second):
     assert said[5:] == ["0 0 changed", "0 1 changed", "0 3", "0 4 changed", "0 1", "0 4"]
 
 
-@pytest.mark.parametrize("second", mark_slow_except(["bar", "lin"], ["lin"]))
+@pytest.mark.parametrize("second", mark_seeds_except(["bar", "lin"], ["lin"]))
 def test_regions_that_overlap_are_noticed(chip, second):
     """A generation in any block of the region is found, also where no record of ours would be."""
     for start in range(4096, 8192, 4096):

@@ -10,7 +10,7 @@ import poetmodel.torch as pmt
 from kit.commands import invoke
 from kit.digits import build_and_run
 from kit.programs import require_programs
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.shared_objects import build
 from poetmodel.errors import InputError
 from poetmodel.export.board import STATE_FILE, Target, ToolchainError, run_program
@@ -55,7 +55,7 @@ def file_of(steps):
     return b"".join(x.numpy().tobytes() + y.int().numpy().tobytes() for x, y in steps)
 
 
-@pytest.fixture(scope="module", params=mark_slow_except(list(OPTIMIZERS), ["nadam"]))
+@pytest.fixture(scope="module", params=mark_seeds_except(list(OPTIMIZERS), ["nadam"]))
 def exported(request, tmp_path_factory):
     """Return a folder in tiles with state on storage, its optimizer, and a way to run it."""
     require_programs(Target.HOST)

@@ -60,12 +60,12 @@ def value(problem, schedule):
         ("paper/bert", {"ram": "40%"}, 1.1),
         ("mobilenetv2", {"ram": "50%"}, 1.1),
         pytest.param("bert-base", {"ram": "40%"}, 1.2, marks=pytest.mark.slow),
-        pytest.param("bert-base", {"ram": "40%", "paging": False}, 1.2, marks=pytest.mark.slow),
-        pytest.param("bert-base", {"ram": "40%", "deadline": "130%"}, 1.2, marks=pytest.mark.slow),
+        pytest.param("bert-base", {"ram": "40%", "paging": False}, 1.2, marks=pytest.mark.seeds),
+        pytest.param("bert-base", {"ram": "40%", "deadline": "130%"}, 1.2, marks=pytest.mark.seeds),
         pytest.param("bert-base", {}, 99, marks=pytest.mark.slow),
-        pytest.param("resnet50", {}, 99, marks=pytest.mark.slow),
-        pytest.param("resnet18-cifar", {}, 99, marks=pytest.mark.slow),
-        pytest.param("vgg16", {}, 99, marks=pytest.mark.slow),
+        pytest.param("resnet50", {}, 99, marks=pytest.mark.seeds),
+        pytest.param("resnet18-cifar", {}, 99, marks=pytest.mark.seeds),
+        pytest.param("vgg16", {}, 99, marks=pytest.mark.seeds),
     ],
 )
 def test_shipped_models_have_one(model, limits, most):

@@ -1,9 +1,9 @@
-"""Marks of slow parameters, and selection of the tests marked ``seeds`` that pytest executes.
+"""Selection of the tests marked ``seeds`` that pytest executes, and parameters with this mark.
 
-Tests marked ``seeds`` check properties of quick tests on more random problems. Each execution of
-pytest selects one share of them, and the tests that failed before. The commit determines the share,
-or the day without git; ``POETMODEL_SEEDS=all`` selects all tests, a number the share with this
-number.
+Tests marked ``seeds`` check properties of other tests on more problems or in more cases. Each
+execution of pytest selects one share of them, and the tests that failed before. The commit
+determines the share, or the day without git; ``POETMODEL_SEEDS=all`` selects all tests, a number
+the share with this number.
 """
 
 import os
@@ -99,22 +99,13 @@ def parametrize_parts(count):
     )
 
 
-def mark_slow_except(values, chosen):
-    """Return parameters of a test, or tuples of them, marked ``slow`` except those in `chosen`."""
-    return _mark_unchosen(values, chosen, pytest.mark.slow)
-
-
 def mark_seeds_except(values, always):
     """Return parameters of a test, or tuples of them, marked ``seeds`` except those in `always`.
 
     Each execution of pytest selects a share of the marked ones.
     """
-    return _mark_unchosen(values, always, pytest.mark.seeds)
-
-
-def _mark_unchosen(values, chosen, mark):
     pairs = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
     return [
-        value if value in chosen else pytest.param(*arguments, marks=mark)
+        value if value in always else pytest.param(*arguments, marks=pytest.mark.seeds)
         for value, arguments in pairs
     ]

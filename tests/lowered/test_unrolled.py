@@ -11,7 +11,7 @@ from torch.nn import functional
 from kit.export_agreement import SCHEDULES, Exported, make_batches_like, train_in_torch
 from kit.instances import make_rng
 from kit.kernel_calls import TOLERANCE, Memory, execute_steps
-from kit.rotation import mark_slow_except, parametrize_parts
+from kit.rotation import mark_seeds_except, parametrize_parts
 from kit.traced_models import FunctionModule
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
@@ -97,7 +97,7 @@ QUICK = [(nn.GRU, STACKED[2]), (nn.LSTM, STACKED[1]), (nn.RNN, STACKED[0])]
 
 
 @pytest.mark.parametrize(
-    ("cell", "options"), mark_slow_except(list(product(CELLS, STACKED)), QUICK)
+    ("cell", "options"), mark_seeds_except(list(product(CELLS, STACKED)), QUICK)
 )
 def test_no_stack_is_left(cell, options):
     """Gradients of weights, gates and gradients of inputs need no tensor of all time steps.
@@ -114,7 +114,7 @@ def test_no_stack_is_left(cell, options):
     assert all(new < old for new, old in zip(peaks(after), peaks(before), strict=True))
 
 
-@pytest.mark.parametrize("cell", mark_slow_except(CELLS, [nn.GRU]))
+@pytest.mark.parametrize("cell", mark_seeds_except(CELLS, [nn.GRU]))
 def test_time_steps_apart_cost_few_instructions(cell):
     """Small products need more instructions, gradients that are summed in place fewer."""
     for batch in (1, 8):

@@ -9,7 +9,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 pytestmark = pytest.mark.filterwarnings(
@@ -52,7 +52,7 @@ def gradients(model):
     return [p.grad for p in model.parameters() if p.requires_grad]
 
 
-@pytest.mark.parametrize("ram", mark_slow_except(["100%", "70%"], ["70%"]))
+@pytest.mark.parametrize("ram", mark_seeds_except(["100%", "70%"], ["70%"]))
 def test_added_gradients_have_the_bits_of_autograd(ram):
     """Over several backward passes, after ``zero_grad``, and in hooks; ``.grad`` does not count."""
     eager = Network()

@@ -27,7 +27,7 @@ from torch.nn import functional
 import poetmodel.torch as pmt
 from kit.networks import Transformer, UNet
 from kit.patience import PATIENCE_S, make_system_fault, run_in_fork
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.device import Device, StorageMode
 from poetmodel.device.hardware import Compute, Storage, Transfer
 from poetmodel.errors import BudgetError, InputError
@@ -216,7 +216,7 @@ SMALL = [
 @pytest.mark.parametrize(
     ("make", "ram"),
     [
-        *mark_slow_except(
+        *mark_seeds_except(
             list(product(CASES.values(), ("100%", "75%"))),
             [(mlp, "75%"), (cnn, "75%"), (unet, "100%"), (decoder, "75%"), (autocast, "100%")],
         ),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo import config as dynamo_config
 
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.torch.capturing.front import Changed, StepFront
 from poetmodel.torch.capturing.front_private import CHECKPOINT, LOGGING_SETTINGS, SETTINGS
 from poetmodel.torch.capturing.snapshots import check_snapshot
@@ -204,7 +204,7 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("name", mark_slow_except(READINGS, ("flag", "mask", "slice")))
+@pytest.mark.parametrize("name", mark_seeds_except(READINGS, ("flag", "mask", "slice")))
 def test_what_python_reads_of_inputs_is_checked_before_a_step(name):
     """Other values have separate captures; each has eager's results."""
     model = Model(READINGS[name])
@@ -285,7 +285,7 @@ CHANGING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mark_slow_except(CHANGING, ("counter", "clock", "seed")))
+@pytest.mark.parametrize("name", mark_seeds_except(CHANGING, ("counter", "clock", "seed")))
 def test_a_snapshot_that_later_steps_do_not_follow_is_refused(name):
     """In one sentence; the model and the random generators are as before."""
     function, words = CHANGING[name]

@@ -8,7 +8,7 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import row_step
 from poetmodel.torch.capturing.guards import Guards
 
@@ -149,7 +149,7 @@ HOOKS = (
 
 @pytest.mark.parametrize(
     ("register", "dynamic"),
-    mark_slow_except(
+    mark_seeds_except(
         [(hook, dynamic) for hook in HOOKS for dynamic in ("error", "retrace")],
         [(HOOKS[0], "error"), (HOOKS[1], "retrace")],
     ),
@@ -234,7 +234,7 @@ CHANGES = {
 
 @pytest.mark.parametrize(
     "kind",
-    mark_slow_except(CHANGES, ("replaced", "one more", "no bias", "a rate", "tied", "frozen")),
+    mark_seeds_except(CHANGES, ("replaced", "one more", "no bias", "a rate", "tied", "frozen")),
 )
 def test_changes_of_modules_are_noticed(kind):
     """A step and `verify` name the change; with retrace, a new step equals eager."""
@@ -315,7 +315,7 @@ GUARDED = (
 )
 
 
-@pytest.mark.parametrize("change", mark_slow_except(GUARDED, GUARDED[::3]))
+@pytest.mark.parametrize("change", mark_seeds_except(GUARDED, GUARDED[::3]))
 def test_no_change_goes_unnoticed(change):
     """A step is refused, or compiled again, after each change."""
     model, guards, flat = guarded()

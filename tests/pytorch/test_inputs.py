@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import FunctionModule
 from poetmodel.torch.capturing.inputs import OutputStructure, flatten, unflatten
 
@@ -193,7 +193,7 @@ def same_as_eager(step, model, expected, *batch):
     )
 
 
-@pytest.mark.parametrize("kind", mark_slow_except(BATCHES, ("dict", "encoding", "fixed")))
+@pytest.mark.parametrize("kind", mark_seeds_except(BATCHES, ("dict", "encoding", "fixed")))
 def test_mappings_are_batches(kind):
     """A model gets one as a dict, or its items where forward has its keys."""
     own = batch()
@@ -253,7 +253,7 @@ def test_flat_inputs_come_back():
 
 
 # -- what a step returns -------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", mark_slow_except(RESULTS, QUICK_RESULTS))
+@pytest.mark.parametrize("kind", mark_seeds_except(RESULTS, QUICK_RESULTS))
 def test_a_step_returns_what_the_model_does(kind):
     """Same type and values, detached; gradients and buffers are those of eager.
 

@@ -8,7 +8,7 @@ import torch
 
 from kit.eager_steps import check_random_plans, compile_keep_all, find_differences
 from kit.plans import random_program
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import FunctionModule, Residual, image_step, recurrent, row_step
 from poetmodel.torch import trace
@@ -355,7 +355,7 @@ def test_dropout_that_drops_nothing_copies_nothing():
 
 @pytest.mark.parametrize(
     ("kind", "p"),
-    mark_slow_except(
+    mark_seeds_except(
         [(kind, p) for kind in (nn.GRU, nn.LSTM, nn.RNN) for p in (0.1, 0.5, 1.0)], [(nn.LSTM, 0.1)]
     ),
 )

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kit.eager_steps import check_replay, compile_keep_all, find_differences
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import FunctionModule, image_step, residual, row_step
 from poetmodel.errors import InputError
 from poetmodel.torch import CaptureError, capture, trace
@@ -180,7 +180,7 @@ def through(work, *parts):
 
 
 @pytest.mark.parametrize(
-    "mode", mark_slow_except(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
+    "mode", mark_seeds_except(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
 )
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_upsampling_is_that_of_eager(mode, channels_last):

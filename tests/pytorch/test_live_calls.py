@@ -23,7 +23,7 @@ from torch._inductor.utils import fresh_cache
 from torch.utils.checkpoint import checkpoint
 
 import poetmodel.torch as pmt
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.worked import skip_graph
 from poetmodel.errors import BudgetError
 from poetmodel.torch.dynamo import compiling
@@ -167,7 +167,7 @@ def test_a_copy_of_a_back_end_has_its_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ram", mark_slow_except(["60%", "80%", "900KiB", "1100KiB"], ["60%", "900KiB"])
+    "ram", mark_seeds_except(["60%", "80%", "900KiB", "1100KiB"], ["60%", "900KiB"])
 )
 def test_blocks_compiled_one_by_one_share_a_budget(ram):
     """From the first step on, with eager's bits; later steps have looser plans, one for each call.
@@ -551,7 +551,7 @@ def test_a_second_call_runs_when_the_first_is_over():
         gc.enable()
 
 
-@pytest.mark.parametrize("ram", mark_slow_except(["60%", "100%"], ["60%"]))
+@pytest.mark.parametrize("ram", mark_seeds_except(["60%", "100%"], ["60%"]))
 def test_a_percentage_is_of_the_step(ram):
     """Not of one call: a model called twice before its backward pass has a budget for both calls.
 

@@ -23,7 +23,7 @@ from kit.eager_steps import (
 from kit.networks import ARCHITECTURES, residual_step
 from kit.patience import make_system_fault, run_in_fork
 from kit.plans import random_program
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import QUICK_STEPS, STEPS, residual, row_step
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.torch import PageError, compile, trace
@@ -268,7 +268,7 @@ PLANS += [(name, mode) for name in ARCHITECTURES for mode in ("blocking", "dma")
 QUICK_PLANS = [*((name, "blocking") for name in QUICK_STEPS), ("transformer", "dma")]
 
 
-@pytest.mark.parametrize(("name", "mode"), mark_slow_except(PLANS, QUICK_PLANS))
+@pytest.mark.parametrize(("name", "mode"), mark_seeds_except(PLANS, QUICK_PLANS))
 def test_random_plans_run_as_eager(name, mode, tmp_path):
     """Recomputing and paging at random changes no bit of any result, gradients adding up.
 

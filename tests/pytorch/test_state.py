@@ -21,7 +21,7 @@ from kit.eager_steps import (
 )
 from kit.networks import residual_step
 from kit.optimizer_steps import OPTIMIZERS, Twins
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import FunctionModule, row_step
 from poetmodel.torch import CaptureError, capture, compile
 
@@ -195,7 +195,7 @@ def test_doors_leave_everything_as_it_was(door, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    mark_slow_except(OTHERS, ("mode", "module replaced", "nested container", "object")),
+    mark_seeds_except(OTHERS, ("mode", "module replaced", "nested container", "object")),
 )
 def test_a_capture_leaves_modules_as_they_were(kind):
     """Compiling and verifying change nothing, and the step computes and sets eager's first one."""
@@ -211,7 +211,7 @@ def test_a_capture_leaves_modules_as_they_were(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    mark_slow_except(HOOKS, ("before forward with keywords", "of all modules", "class")),
+    mark_seeds_except(HOOKS, ("before forward with keywords", "of all modules", "class")),
 )
 def test_what_only_a_first_pass_may_do_is_refused(kind):
     """Line and remedy are named, and modules are as they were; the remedy helps."""
@@ -358,7 +358,7 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("kind", mark_slow_except(DRAWS, ["numpy"]))
+@pytest.mark.parametrize("kind", mark_seeds_except(DRAWS, ["numpy"]))
 def test_draws_that_are_not_of_pytorch_are_refused(kind):
     """The module is named, and the states are as before."""
     forward, told = DRAWS[kind]
@@ -393,7 +393,7 @@ def test_modules_that_the_first_pass_makes_are_named():
 
 @pytest.mark.parametrize(
     "kind",
-    mark_slow_except(("random", "numpy generator", "numpy state"), ("random", "numpy generator")),
+    mark_seeds_except(("random", "numpy generator", "numpy state"), ("random", "numpy generator")),
 )
 @pytest.mark.parametrize("held", [lambda value: value, lambda value: ([], (value,))])
 def test_draws_of_generators_that_modules_hold_are_refused(kind, held):
@@ -563,7 +563,7 @@ def keepers(monkeypatch):
     return module
 
 
-KEEPERS = mark_slow_except(
+KEEPERS = mark_seeds_except(
     ["bounded", "unbounded", "store_in_dictionary", "store_in_tuple",
         "store_in_list", "store_in_name", "store_in_object", "store_in_class"],
     ["bounded", "store_in_tuple"],

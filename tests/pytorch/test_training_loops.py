@@ -8,7 +8,7 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.networks import resnet
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.torch.wrapping import loss_module
 
@@ -132,7 +132,7 @@ CASES += [(Images, 18, 2, "60%"), (Images, 100, 3, "50%")]
 
 
 @pytest.mark.parametrize(
-    ("make", "count", "accumulate", "ram"), mark_slow_except(CASES, CASES[1::2])
+    ("make", "count", "accumulate", "ram"), mark_seeds_except(CASES, CASES[1::2])
 )
 def test_a_plain_loop_gives_the_weights_of_eager(
     make, count, accumulate, ram, tmp_path, monkeypatch

@@ -17,7 +17,7 @@ from kit.networks import ARCHITECTURES, Transformer, residual_step, transformer_
 from kit.optimizer_steps import ADAMW, OPTIMIZERS, Twins, make_runner, plan_in_order
 from kit.pages import read_page
 from kit.patience import make_system_fault
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import STEPS, residual, row_step
 from poetmodel.errors import BudgetError
@@ -48,8 +48,8 @@ KINDS = [(name, "adamw", 0.2) for name in (*STEPS, *ARCHITECTURES) if name != "r
 @pytest.mark.parametrize(
     ("step", "name", "clip"),
     [
-        *mark_slow_except(UPDATES, [("residual", *each) for each in QUICK]),
-        *mark_slow_except(KINDS, []),
+        *mark_seeds_except(UPDATES, [("residual", *each) for each in QUICK]),
+        *mark_seeds_except(KINDS, []),
     ],
 )
 def test_every_optimizer_and_step_updates_as_eager(step, name, clip):
@@ -80,7 +80,7 @@ def with_recomputations(graph, random, share):
         replaced |= {state_of[i] for i in graph.outputs_of[k] if i in state_of}
 
 
-@pytest.mark.parametrize("name", mark_slow_except(ARCHITECTURES, ("residual", "transformer")))
+@pytest.mark.parametrize("name", mark_seeds_except(ARCHITECTURES, ("residual", "transformer")))
 def test_recomputing_changes_no_bit(name):
     """Programs that recompute random operations have the same updates."""
     twins = Twins(ARCHITECTURES[name](), OPTIMIZERS["nesterov"], clip=0.5)
@@ -129,7 +129,7 @@ def deep():
 
 @pytest.mark.parametrize(
     ("name", "clip"),
-    mark_slow_except(
+    mark_seeds_except(
         [(name, clip) for name in MEASURED for clip in (None, 0.1)],
         [("nesterov", 0.1), ("adam", None), ("nadam, foreach", None), ("rmsprop, momentum", 0.1)],
     ),
@@ -355,7 +355,7 @@ def test_the_budget_counts_state_and_inputs():
         large("momentum").compile(ram=50_000)
 
 
-@pytest.mark.parametrize("minimize", mark_slow_except(["writes", "ram", "energy"], ["writes"]))
+@pytest.mark.parametrize("minimize", mark_seeds_except(["writes", "ram", "energy"], ["writes"]))
 def test_all_state_is_in_ram_whatever_is_minimized(minimize, tmp_path):
     """A home on storage costs no written byte if state is reserved; it is RAM all the same."""
     twins = Twins(residual(), OPTIMIZERS["momentum"])
@@ -440,7 +440,7 @@ def test_steps_below_the_size_of_state_are_eagers(network, optimizer, tmp_path):
 
 @pytest.mark.parametrize(
     ("optimizer", "clip"),
-    mark_slow_except(
+    mark_seeds_except(
         [("sgd", None), ("nesterov", 0.1), ("adam, weight decay", None), ("amsgrad", 0.1)],
         [("sgd", None), ("amsgrad", 0.1)],
     ),
@@ -592,7 +592,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("name", "after"), mark_slow_except([("read", 5), ("write", 5), ("commit", 0)], [("write", 5)])
+    ("name", "after"), mark_seeds_except([("read", 5), ("write", 5), ("commit", 0)], [("write", 5)])
 )
 def test_a_step_that_fails_leaves_the_state_of_before(name, after, tmp_path, monkeypatch):
     """Wherever a transfer of state fails, parameters, moments, buffers and generator are as before.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, group_parameters
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.storage_peaks import storage_peak_bytes
 from kit.traced_models import (
     STEPS,
@@ -84,7 +84,7 @@ def test_state_of_each_optimizer():
 
 @pytest.mark.parametrize(
     "name",
-    mark_slow_except(
+    mark_seeds_except(
         ["residual", "encoder layer", "group norm", "depthwise", "gru"], ["residual", "gru"]
     ),
 )

@@ -7,7 +7,7 @@ import torch
 
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, copy_outcome, find_differences, find_unequal
-from kit.rotation import mark_seeds_except, mark_slow_except
+from kit.rotation import mark_seeds_except
 from kit.traced_models import FunctionModule, row_step
 from poetmodel.torch.lowering.step import lower
 
@@ -276,7 +276,7 @@ READ = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", mark_slow_except(CONSTANTS | INPUTS, (*READ, "not a number")))
+@pytest.mark.parametrize("kind", mark_seeds_except(CONSTANTS | INPUTS, (*READ, "not a number")))
 def test_constants_and_inputs_can_be_read(kind):
     """The captured step has eager's results, and records its readings of inputs."""
     own = row_step(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
@@ -317,7 +317,7 @@ OF_PARAMETERS = ("a parameter", "with an input", "a shape")
 
 
 @pytest.mark.parametrize(
-    "kind", mark_slow_except(DRAWN, ("item", "branch", "nonzero", *OF_PARAMETERS))
+    "kind", mark_seeds_except(DRAWN, ("item", "branch", "nonzero", *OF_PARAMETERS))
 )
 def test_random_numbers_and_parameters_cannot_be_read(kind):
     """They differ in the next step: that is the error."""
@@ -382,7 +382,7 @@ def compiled(kind, **options):
     return own, compile_keep_all(*own, **options)
 
 
-@pytest.mark.parametrize("kind", mark_slow_except(KINDS, ("all finite", "any", "joined")))
+@pytest.mark.parametrize("kind", mark_seeds_except(KINDS, ("all finite", "any", "joined")))
 def test_steps_on_finite_numbers_are_those_of_eager(kind):
     """The tests of the model have no effect; their lines are recorded."""
     own, step = compiled(kind)

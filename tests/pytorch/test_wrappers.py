@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import poetmodel.torch as pmt
-from kit.rotation import mark_slow_except
+from kit.rotation import mark_seeds_except
 from poetmodel.torch.dynamo.wrappers import has_other_compiled_modules
 
 pytestmark = [
@@ -100,7 +100,7 @@ def batches(count=2):
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("in_place", mark_slow_except([False, True], [True]))
+@pytest.mark.parametrize("in_place", mark_seeds_except([False, True], [True]))
 def test_a_whole_model_in_ddp_has_the_bits_of_eager(in_place, tmp_path):
     """Buckets of DDP count; without optimize_ddp there is one graph."""
     model, xs = Tower(), batches()

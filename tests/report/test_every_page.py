@@ -71,8 +71,8 @@ def address(tmp_path_factory):
     [
         (PHONE, "dark"),
         (DESKTOP, "light"),
-        pytest.param(PHONE, "light", marks=pytest.mark.slow),
-        pytest.param(DESKTOP, "dark", marks=pytest.mark.slow),
+        pytest.param(PHONE, "light", marks=pytest.mark.seeds),
+        pytest.param(DESKTOP, "dark", marks=pytest.mark.seeds),
     ],
     ids=["phone-dark", "desk-light", "phone-light", "desk-dark"],
 )
