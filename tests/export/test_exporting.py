@@ -12,10 +12,12 @@ from kit.export_agreement import Exported, lower_training, make_batches_like, tr
 from kit.programs import require_programs
 from kit.traced_models import FunctionModule
 from poetmodel.device import Device
+from poetmodel.device.costs import Costs
 from poetmodel.device.io import device_names
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.board import Target, build_program
-from poetmodel.export.exporting import export_step
+from poetmodel.export.exporting import export_step, export_with
+from poetmodel.export.options import ExportOptions
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.torch import trace
 from poetmodel.torch.errors import CaptureError
@@ -83,6 +85,22 @@ def test_earlier_export_leaves_no_kernels(tmp_path):
     called = json.loads((tmp_path / "manifest.json").read_text())["nodes"]
     runtime = {"pm_finite", "pm_step", "pm_slices", "pm_state", "pm_weights"}
     assert kernels == runtime | {name for node in called for name in node["kernels"]}
+
+
+def test_a_profile_is_read_before_the_work(tmp_path):
+    """Its file may go then, and its costs are those of the answer."""
+    step, board = load_step(STEP), Device.load("nrf52840")
+    costs = Costs.estimate(step.graph, board)
+    twice = {name: cost * 2 for name, cost in costs.compute.items()}
+    energies = []
+    for name, profile in (("one", costs), ("two", replace(costs, compute=twice))):
+        profile.save(tmp_path / "profile.csv")
+        options = ExportOptions.parse(
+            tmp_path / name, device=board, tile="none", profile=tmp_path / "profile.csv"
+        )
+        (tmp_path / "profile.csv").unlink()
+        energies.append(export_with(step, options).result.energy_j)
+    assert energies[1] > 1.5 * energies[0]
 
 
 def test_folder_that_cannot_be_written_is_left_alone(tmp_path):
