@@ -3,7 +3,6 @@
 import argparse
 import copy
 import enum
-import gc
 import itertools
 import math
 import re
@@ -21,7 +20,6 @@ from torch import nn
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
 from kit.traced_models import row_step
-from poetmodel.clock import GC_ALLOCATIONS
 from poetmodel.torch.capturing.guards import Guards
 
 numpy = pytest.importorskip("numpy")
@@ -441,10 +439,7 @@ def test_a_change_is_compiled_for_or_refused(name):
 
 
 def test_loss_functions_are_guarded_as_models_are():
-    """Variables of a closure, attributes of a callable object, and arguments of a partial.
-
-    Classes are as they were once the step is captured.
-    """
+    """Variables of a closure, attributes of a callable object, and arguments of a partial."""
     weight = 1.0
     model, _, inputs = row_step(nn.Linear(4, 4))
 
@@ -466,7 +461,6 @@ def test_loss_functions_are_guarded_as_models_are():
     labels = (inputs[0], torch.tensor([0, 1, 2]))
     steps = [guarded(model, loss, inputs) for loss in (by_closure, by_object, by_partial)]
     steps += [guarded(model, criterion, labels)]
-    assert "__getattribute__" not in vars(Loss)
     weight = 2.0
     by_object.weight = 2.0
     by_partial.keywords["weight"] = 2.0
@@ -539,32 +533,6 @@ def test_what_is_not_read_changes_nothing(monkeypatch):
 
 
 UNREAD = 0.0
-COLLECTIONS = 0
-
-
-def count_collections(*_):
-    """Count in a name of this file, whenever garbage is collected."""
-    global COLLECTIONS  # noqa: PLW0603 - what is not read by forward
-    COLLECTIONS += 1
-
-
-def test_code_that_a_garbage_collection_calls_is_not_read():
-    """A library may count collections, or measure their time."""
-
-    def read(model):
-        lists = list(map(list, [()] * 2 * GC_ALLOCATIONS))
-        return model.value * len(lists)
-
-    model = Reading(attribute("value", 1.0), read)
-    gc.callbacks.append(count_collections)
-    try:
-        guards, flat = guarded(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
-        before = COLLECTIONS
-        gc.collect()
-        assert before != COLLECTIONS
-        assert guards.hold(flat)
-    finally:
-        gc.callbacks.remove(count_collections)
 
 
 @pytest.mark.parametrize(

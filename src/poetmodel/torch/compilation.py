@@ -27,7 +27,7 @@ from poetmodel.torch.runtime.certificate import certify
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
@@ -231,11 +231,7 @@ class Step:
             updated.
         """
         batch = self._structure_inputs(inputs, named_inputs)
-        for compiled in (self._current, *self._compiled_steps):
-            try:
-                flat_inputs = compiled.trace.joint.flat_inputs(batch)
-            except CaptureError:
-                continue
+        for compiled, flat_inputs in self._candidates(batch):
             if compiled.guards.hold_before(flat_inputs):
                 with suppress(Changed):
                     output = compiled.execute(flat_inputs)
@@ -258,11 +254,7 @@ class Step:
         """
         name = self._current.trace.joint.name
         batch = self._structure_inputs(inputs, named_inputs)
-        for compiled in (self._current, *self._compiled_steps):
-            try:
-                flat_inputs = compiled.trace.joint.flat_inputs(batch)
-            except CaptureError:
-                continue
+        for compiled, flat_inputs in self._candidates(batch):
             if compiled.guards.hold(flat_inputs):
                 self._current = compiled
                 return compiled, flat_inputs
@@ -274,12 +266,21 @@ class Step:
         self._current = self._compile(batch)
         return self._current, self._current.trace.joint.flat_inputs(batch)
 
+    def _candidates(self, batch: Inputs) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
+        """Yield each compiled step that takes inputs of this nesting, and these flat."""
+        for compiled in (self._current, *self._compiled_steps):
+            try:
+                flat_inputs = compiled.trace.joint.flat_inputs(batch)
+            except CaptureError:
+                continue
+            yield compiled, flat_inputs
+
     def _is_expected(self, batch: Inputs) -> bool:
         """Return whether forward has set, in its first passes, what needs another graph now."""
         joint = self._current.trace.joint
         with suppress(CaptureError):
             flat_inputs = joint.flat_inputs(batch)
-            if joint.captures is not None and self._current.guards.hold_before(flat_inputs):
+            if self._current.guards.hold_before(flat_inputs):
                 return joint.captures.is_expected(flat_inputs)
         return False
 

@@ -353,12 +353,10 @@ class Compiled:
     def execute(self, flat_inputs: Sequence[Any]) -> Any:
         """Execute a valid step on flat inputs; return its loss, or the model's output.
 
-        With captures of Dynamo, raises `Changed` before anything is executed if none is valid.
+        Raises `Changed` before anything is executed if no capture of Dynamo is valid.
         Afterwards Dynamo repeats what forward changes in Python.
         """
         captures = self.trace.joint.captures
-        if captures is None:
-            return self.runner(flat_inputs)
         outputs: list[Any] = []
 
         def run(capture: Capture, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,7 +13,6 @@ from enum import StrEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -250,7 +249,7 @@ _interpreted_line = ""
 
 @contextmanager
 def interpreting_line(line: str) -> Iterator[None]:
-    """Context manager in which a line, if not empty, counts as the running one."""
+    """Context manager in which a line, if not empty, counts as that of the operations."""
     global _interpreted_line  # noqa: PLW0603 - captures hold a lock
     old_line, _interpreted_line = _interpreted_line, line
     try:
@@ -259,15 +258,9 @@ def interpreting_line(line: str) -> Iterator[None]:
         _interpreted_line = old_line
 
 
-def running_user_line(frame: FrameType, *, within: str | None = None) -> str | None:
-    """Return the innermost line of the user's or a library's code on the stack, if any.
-
-    The search ends before the first frame of the file `within`.
-    """
-    if _interpreted_line:
-        return _interpreted_line
-    frames = traceback.walk_stack(frame)
-    return _first_user_line(takewhile(lambda pair: pair[0].f_code.co_filename != within, frames))
+def interpreted_line() -> str:
+    """Return the line of code that is being interpreted; "" if unknown."""
+    return _interpreted_line
 
 
 def _first_user_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:

@@ -22,6 +22,7 @@ from poetmodel.torch.capturing.front_readings import ctc_loss
 from poetmodel.torch.capturing.joint_graph import (
     ANNOTATION,
     LOCATION,
+    InputKind,
     Lookup,
     format_path,
 )
@@ -98,13 +99,13 @@ class TracedModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         ]
         capture, checks = self._capture, self._checks
         late_readings = [reading for reading in capture.readings if reading.is_late]
-        with checks.record_tests():
+        with checks.record_asserts():
             outputs = _LineInterpreter(self._name, self._graph_module[0]).run(*tensors)
             n_results = len(capture.result_positions) + len(capture.stored_positions)
             for reading, value in zip(late_readings, outputs[n_results:], strict=True):
                 with interpreting_line(reading.line):
                     is_equal = value == reading.tensor.to(value.dtype)
-                    checks.add(is_equal.all(), expected_result=True)
+                    checks.add(is_equal.all())
             loss, *others = outputs[:n_results]
             return (loss, *(tensor.detach() for tensor in others), *checks.take_result())
 
@@ -189,15 +190,16 @@ def export_joint(
 
 
 def constant_positions(
-    capture: Capture, graph_module: fx.GraphModule, constants: Sequence[InputSpec]
+    capture: Capture, graph_module: fx.GraphModule, arguments: Sequence[InputSpec]
 ) -> dict[str, int]:
     """Return the position among the inputs of Dynamo's graph of each constant that is one."""
     positions = {id(tensor): position for position, tensor in enumerate(capture.tensors)}
     found = {}
-    for constant in constants:
-        value = getattr(graph_module, constant.target, None)
-        if id(value) in positions:
-            found[constant.target] = positions[id(value)]
+    for argument in arguments:
+        if argument.kind is InputKind.CONSTANT_TENSOR:
+            value = getattr(graph_module, argument.target, None)
+            if id(value) in positions:
+                found[argument.target] = positions[id(value)]
     return found
 
 

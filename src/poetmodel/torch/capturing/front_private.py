@@ -43,7 +43,6 @@ CHECKPOINT: Final = torch.ops.higher_order.tag_activation_checkpoint
 """The operator in a graph for a function inside ``torch.utils.checkpoint``."""
 
 DYNAMO_ERROR: Final = dynamo_errors.TorchDynamoException
-RECOMPILE_ERROR: Final = dynamo_errors.RecompileError
 
 
 @contextmanager

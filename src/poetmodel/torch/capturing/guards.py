@@ -116,7 +116,7 @@ class Guards:
             if module._modules  # noqa: SLF001
         ]
         self._training = list(self.compiled_assumptions.training)
-        graph_tensors = () if joint.captures is None else joint.captures.tensors
+        graph_tensors = joint.captures.tensors
         positions = {id(tensor): position for position, tensor in enumerate(graph_tensors)}
         self._unguarded_positions = [
             position for position, value in enumerate(joint.inputs) if id(value) not in positions
@@ -127,38 +127,30 @@ class Guards:
         self._trained_positions = [
             position for position, tensor in enumerate(graph_tensors) if tensor.requires_grad
         ]
-        changed_tensors = [] if joint.captures is None else self._find_changed_tensors(joint.module)
+        changed_tensors = self._find_changed_tensors(joint.module)
         changed_positions = [positions[id(t)] for t in changed_tensors if id(t) in positions]
         self._changed_memory = _ChangedMemory(changed_positions, graph_tensors)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state."""
-        captures = self._joint.captures
-        return self.hold_before(inputs) and (
-            captures is None
-            or (
-                self._collect_assumptions(inputs) == self.compiled_assumptions
-                and not captures.changes(inputs)
-            )
+        return (
+            self.hold_before(inputs)
+            and self._collect_assumptions(inputs) == self.compiled_assumptions
+            and not self._joint.captures.changes(inputs)
         )
 
     def hold_before(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid as far as a call under Dynamo's guards does not tell.
 
-        If Python values and constant tensors are unchanged, raises `CaptureError` for a call that
-        no compiled step supports. `PythonGuards.hold` stores current plain values for later checks.
+        If process and constant tensors are unchanged, raises `CaptureError` for a call that no
+        compiled step supports.
         """
         joint = self._joint
         return (
             all(kind.forward is forward for kind, forward in self._forwards.items())
             and not any(joint.process_state.differences())
             and not any(self._replaced_constant_names())
-            and (
-                joint.python_guards.hold()
-                and self._collect_assumptions(inputs) == self.compiled_assumptions
-                if joint.captures is None
-                else self._hold_beside_dynamo(inputs)
-            )
+            and self._hold_beside_dynamo(inputs)
             and (
                 not joint.value_guards.reads
                 or joint.value_guards.hold(joint.guarded_tensors(inputs))
@@ -235,26 +227,23 @@ class Guards:
         yield from self._module_differences(current_assumptions)
         replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
-        python_differences = [
+        other_differences = [
             *(
                 f"forward of the class {kind.__name__} was replaced"
                 for kind, forward in self._forwards.items()
                 if kind.forward is not forward
             ),
             *self._joint.process_state.differences(),
-            *self._joint.python_guards.differences(),
         ]
-        yield from python_differences
+        yield from other_differences
         if (
             compiled_assumptions == current_assumptions
             and not replaced_constants
-            and not python_differences
+            and not other_differences
         ):
             tensors = self._joint.guarded_tensors(inputs)
             texts = [*self._joint.value_guards.differences(tensors)]
-            yield from texts
-            if not texts and self._joint.captures is not None:
-                yield from self._joint.captures.changes(inputs)
+            yield from texts or self._joint.captures.changes(inputs)
 
     def _overlapping_indices(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         """Return, for each input, the index of the first changed tensor that overlaps it, or None.

@@ -95,7 +95,7 @@ class Nesting:
         return unflatten(flat, self.spec)
 
 
-def copy_inputs(inputs: Inputs) -> Inputs:
+def copy_inputs(inputs: Inputs) -> Any:
     """Return inputs with a detached copy of each tensor; ``requires_grad`` is unchanged.
 
     Each copy has memory of its own: a batch is often a view of a larger tensor, and inputs may

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -14,8 +14,6 @@ from torch._functorch._aot_autograd import descriptors
 
 from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import Nesting, flatten, input_names, unflatten
-from poetmodel.torch.capturing.process_state import ProcessState
-from poetmodel.torch.capturing.python_guards import PythonGuards
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.captures import StepCaptures
     from poetmodel.torch.capturing.inputs import Inputs, OutputStructure
+    from poetmodel.torch.capturing.process_state import ProcessState
     from poetmodel.torch.capturing.values import ValueGuards
 
 BODY: Final = "model"
@@ -190,12 +189,10 @@ class Joint:
     """The flat inputs of the capture."""
     value_guards: ValueGuards
     """Guards of values of inputs and buffers that the model's Python code read."""
-    python_guards: PythonGuards = field(default_factory=PythonGuards)
-    """Guards of Python values that the model's code read."""
-    process_state: ProcessState = field(default_factory=lambda: ProcessState({}))
+    process_state: ProcessState
     """Environment, hooks of all modules and flags of PyTorch at the capture."""
-    captures: StepCaptures | None = None
-    """The front with the captures of this graph; None for a graph of another front."""
+    captures: StepCaptures
+    """The front with the captures of this graph."""
     output: OutputStructure | None = None
     """Structure of the model's output if inputs are named; None if the step returns the loss."""
     accumulate: int = 1
@@ -208,12 +205,13 @@ class Joint:
     gradients."""
     clip_grad_norm: float | None = None
     """Upper bound on the total norm of all gradients; None if they are not clipped."""
+    python_guards: InitVar[object] = None
+    """Has no effect: TorchDynamo guards Python values (`captures`)."""
 
     @property
     def reads(self) -> tuple[Any, ...]:
         """Values that Python code or an operator read of inputs and buffers, with their lines."""
-        readings = () if self.captures is None else self.captures.readings
-        return (*readings, *self.value_guards.reads)
+        return (*self.captures.readings, *self.value_guards.reads)
 
     @cached_property
     def module_arguments(self) -> tuple[InputSpec, ...]:
@@ -393,7 +391,7 @@ def output_specs(
     structure: OutputStructure | None,
     *,
     has_check: bool,
-    n_stored: int = 0,
+    n_stored: int,
 ) -> Iterator[OutputSpec]:
     """Yield the outputs of a captured graph in its order, except None, such as absent gradients.
 

@@ -1,31 +1,24 @@
-"""State that a forward pass changes in a capture: of modules, random generators and other objects.
+"""State of modules and random generators that a forward pass changes in a capture.
 
 The capture restores this state, or refuses the step.
-
-An object outside of modules (a ``functools.lru_cache``, a dict, a global) would otherwise retain a
-tensor of the capture, which has no numbers. Eager code that later reads the tensor would fail.
 """
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
-import traceback
 from collections import UserDict, UserList, deque
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.capturing.joint_graph import format_path
-from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError, exception_chain
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -42,43 +35,38 @@ class ModuleSnapshot:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = dict(model.named_modules())
-        self._classes = [(module, type(module)) for module in self._modules.values()]
+        modules = list(model.modules())
+        self._classes = [(module, type(module)) for module in modules]
         self._tensors = [_TensorState(tensor) for tensor in (*model.parameters(), *model.buffers())]
-        self._visited_ids = {id(module) for module in self._modules.values()}
+        self._visited_ids = {id(module) for module in modules}
         global_names = vars(torch.nn.modules.module).items()
         hooks = [value for name, value in global_names if name.startswith("_global_")]
-        self._owners: dict[int, Any] = {}
-        """The object or module with the attributes in a dict, by the dict's ``id``."""
-        self._containers = [_Snapshot("", "", value) for value in hooks if isinstance(value, dict)]
+        self._containers = [
+            _Snapshot(value, has_attributes=True) for value in hooks if isinstance(value, dict)
+        ]
         self._n_global_containers = len(self._containers)
         """Number of containers of global hooks, which precede those of modules."""
-        for path, module in self._modules.items():
-            self._containers += self._containers_of(path, module)
-        self._is_before_first_pass = True
-        """Whether no forward pass of the current export has begun yet."""
+        for module in modules:
+            self._containers += self._containers_of(module)
 
-    def _containers_of(self, path: str, module: torch.nn.Module) -> Iterator[_Snapshot]:
+    def _containers_of(self, module: torch.nn.Module) -> Iterator[_Snapshot]:
         """Yield the attributes of a module, and unvisited containers and user objects in them."""
         visited_ids = self._visited_ids  # containers of several modules are yielded once
-        attributes = vars(module)
-        self._owners[id(attributes)] = module
-        yield _Snapshot(path, "", attributes)
-        pending: list[tuple[str, Any]] = list(attributes.items())
+        yield _Snapshot(vars(module), has_attributes=True)
+        pending: list[Any] = list(vars(module).values())
         while pending:
-            key, value = pending.pop()
+            value = pending.pop()
             if isinstance(value, (*_PLAIN_TYPES, torch.Tensor)) or id(value) in visited_ids:
                 continue
             visited_ids.add(id(value))
             if isinstance(value, torch.nn.Module) or is_user_object(value):
-                owner, value = value, vars(value)
-                self._owners[id(value)] = owner
+                value = vars(value)
             if isinstance(value, list | dict | set | deque):
-                yield _Snapshot(path, key, value)
+                yield _Snapshot(value)
             elif not isinstance(value, tuple):
                 continue
             items = value.values() if isinstance(value, dict) else value
-            pending += [(key, item) for item in items if not isinstance(item, _PLAIN_TYPES)]
+            pending += [item for item in items if not isinstance(item, _PLAIN_TYPES)]
 
     def instances_of(self, types: tuple[type, ...]) -> Iterator[Any]:
         """Yield items and attributes of `types` in the snapshot, once for each container."""
@@ -91,22 +79,6 @@ class ModuleSnapshot:
                 elif isinstance(value, tuple):
                     pending += value
 
-    def contents(self) -> Iterator[tuple[str, str, Any, Any, bool]]:
-        """Yield (module path, attribute, holder, content, `is_owner`) of each container.
-
-        Omits PyTorch's global hooks. The attribute leads from the module to the holder, and is
-        empty for the module itself. With `is_owner` the content is the attributes of the holder,
-        otherwise its items.
-        """
-        for container in self._containers[self._n_global_containers :]:
-            owner = self._owners.get(id(container.value))
-            holder = container.value if owner is None else owner
-            yield container.path, container.key, holder, container.old_content, owner is not None
-
-    def modules(self) -> Iterable[torch.nn.Module]:
-        """Return the module of the snapshot and its submodules, each once."""
-        return self._modules.values()
-
     def is_unchanged(self) -> bool:
         """Return whether all state is that of the snapshot."""
         return (
@@ -115,95 +87,46 @@ class ModuleSnapshot:
             and all(container.is_unchanged() for container in self._containers)
         )
 
-    def restore(
-        self, *, is_capturing: bool = False, keeps_new: bool = False
-    ) -> tuple[tuple[str, str], ...]:
-        """Restore the snapshot; return (path, attribute) of each discarded content with a tensor.
-
-        With `keeps_new`, new attributes without tensors remain. With `is_capturing`, a forward pass
-        of a capture begins: parameters and buffers that PyTorch has replaced are retained, and
-        hooks of modules become those before the first such pass since the last restoration without
-        `is_capturing`.
-        """
-        is_first_pass = is_capturing and self._is_before_first_pass
-        self._is_before_first_pass = not is_capturing
+    def restore(self, *, keeps_new: bool = False) -> None:
+        """Restore the snapshot; with `keeps_new`, new attributes without tensors remain."""
         for module, kind in self._classes:
             if type(module) is not kind:
                 module.__class__ = kind
         for tensor in self._tensors:
             tensor.restore()
-        changes: list[tuple[str, str, Any]] = []
         for index, container in enumerate(self._containers):
-            if is_first_pass:
-                container.record_first_pass()
-            keeps_keys = keeps_new and index >= self._n_global_containers
-            changes += container.restore(is_capturing=is_capturing, keeps_new=keeps_keys)
-        tensor_keys = {(path, key) for path, key, value in changes if tensors_in(value)}
-        return tuple(
-            sorted(
-                (path, key)
-                for path, key in tensor_keys
-                if key not in OWN_ATTRIBUTES and not self._is_derived(path, key)
-            )
-        )
-
-    def _is_derived(self, path: str, key: str) -> bool:
-        """Return whether a module computes an attribute from parameters (``weight_norm``, RNNs)."""
-        hooks = self._modules[path]._forward_pre_hooks.values()  # noqa: SLF001 - no other way
-        return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
+            container.restore(keeps_new=keeps_new and index >= self._n_global_containers)
 
 
 class _Snapshot:
     """A container, or the dict of an object's attributes, with a snapshot of the content."""
 
-    def __init__(self, path: str, key: str, value: Any) -> None:
-        self.path, self.key, self.value = path, key, value
-        """Path of the module; the attribute that refers to the container, empty for the dict of a
-        module's attributes and for PyTorch's global hooks; the container itself."""
-        self.old_content = self._first_pass_content = copy_content(value)
-        """Content in the snapshot, and before the first forward pass of the capture."""
+    def __init__(self, value: Any, *, has_attributes: bool = False) -> None:
+        self._value, self._has_attributes = value, has_attributes
+        self._old_content = _copy_content(value)
 
     def values(self) -> Iterable[Any]:
         """Return the items in the snapshot, without keys."""
-        return self.old_content.values() if isinstance(self.old_content, dict) else self.old_content
+        content = self._old_content
+        return content.values() if isinstance(content, dict) else content
 
     def is_unchanged(self) -> bool:
         """Return whether the content is that of the snapshot."""
-        return _has_same_objects(copy_content(self.value), self.old_content)
+        return _has_same_objects(_copy_content(self._value), self._old_content)
 
-    def record_first_pass(self) -> None:
-        """Record the content before the first forward pass, which the capture may have set."""
-        if self.key in OWN_ATTRIBUTES:
-            self._first_pass_content = copy_content(self.value)
-
-    def restore(self, *, is_capturing: bool, keeps_new: bool = False) -> list[tuple[str, str, Any]]:
-        """Restore the snapshot; return (path, attribute, replaced value or content) of each change.
-
-        With `is_capturing`, parameters and buffers stay, and other attributes that every module has
-        get the content of `record_first_pass`.
-        """
-        if is_capturing and self.key in _REPLACED_ATTRIBUTES:
-            return []
-        if not is_capturing:
-            self._first_pass_content = self.old_content
-        content = self._first_pass_content
-        current_content = copy_content(self.value)
-        if _has_same_objects(current_content, content):
-            return []
-        if self.key:
-            replace_content(self.value, content)
-            return [(self.path, self.key, current_content)]
-        keys = [
-            key
-            for key in current_content.keys() | content.keys()
-            if current_content.get(key, _ABSENT) is not content.get(key, _ABSENT)
-        ]
-        for key in keys:
-            if key in content:
-                self.value[key] = content[key]
-            elif not keeps_new or tensors_in(self.value[key]):
-                del self.value[key]
-        return [(self.path, key, current_content.get(key)) for key in keys]
+    def restore(self, *, keeps_new: bool = False) -> None:
+        """Restore the snapshot; with `keeps_new`, new attributes without tensors remain."""
+        old_content, content = self._old_content, _copy_content(self._value)
+        if _has_same_objects(content, old_content):
+            return
+        if not self._has_attributes:
+            _replace_content(self._value, old_content)
+            return
+        for key in content.keys() | old_content.keys():
+            if key in old_content:
+                self._value[key] = old_content[key]
+            elif not keeps_new or tensors_in(content[key]):
+                del self._value[key]
 
 
 class _TensorState:
@@ -240,19 +163,14 @@ class _TensorState:
             if current_hooks is not None and name in self._unset_hooks:
                 setattr(tensor, name, None)
             elif current_hooks is not None and not _has_same_objects(dict(current_hooks), hooks):
-                replace_content(current_hooks, hooks)
+                _replace_content(current_hooks, hooks)
         if not _has_same_objects(vars(tensor), self._attributes):
-            replace_content(vars(tensor), self._attributes)
+            _replace_content(vars(tensor), self._attributes)
 
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that contain its hooks."""
 _PLAIN_TYPES: Final = (str, bytes, int, float, complex, NoneType)
-_ABSENT: Final = object()
-OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
-"""Attributes that every module has: parameters, buffers, hooks, submodules, mode."""
-_REPLACED_ATTRIBUTES: Final = ("_parameters", "_buffers")
-"""Attributes whose tensors are replaced during a capture."""
 
 
 def is_user_object(value: Any) -> bool:
@@ -283,15 +201,9 @@ class AssignedBuffers:
         self._assigned_buffers: set[tuple[str, str]] = set()
         """(path of the module, name) of each buffer that a forward pass has assigned."""
         self._registered_buffers: frozenset[tuple[str, str]] = frozenset()
-        self.before_forward: Callable[[], object] | None = None
-        """Called before each forward pass; no call if None."""
 
-    def register_assigned(self) -> bool:
-        """Register buffers that forward assigned, to copy them; return whether any is new.
-
-        Refuses a buffer that shares its memory with another.
-        """
-        has_new = not self._registered_buffers.issuperset(self._assigned_buffers)
+    def register_assigned(self) -> None:
+        """Register buffers that forward assigned, to copy them; refuse one that shares memory."""
         buffers = self._current_buffers()
         for path, key in sorted(self._assigned_buffers):
             for other_path, buffer in buffers.items():
@@ -305,7 +217,6 @@ class AssignedBuffers:
                     )
                     raise CaptureError(self._format_error(path, key, error))
         self._registered_buffers = self._registered_buffers.union(self._assigned_buffers)
-        return has_new
 
     def registered(self) -> list[tuple[torch.nn.Module, str]]:
         """Return (module, name) of each registered buffer."""
@@ -318,8 +229,6 @@ class AssignedBuffers:
         Registered buffers are copies during the pass; then their new values are copied into the old
         tensors, which return also after an error. Other buffers retain the assigned tensors.
         """
-        if self.before_forward is not None:
-            self.before_forward()
         old_buffers = self._current_buffers()
         parameters = self._current_parameters()
         copied_buffers = self._registered_buffers & old_buffers.keys()
@@ -411,7 +320,7 @@ def _type_and_shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def copy_content(value: Any) -> Any:
+def _copy_content(value: Any) -> Any:
     """Return a shallow copy of a dict, or a list of the items of any other container."""
     return dict(value) if isinstance(value, dict) else list(value)
 
@@ -423,7 +332,7 @@ def _has_same_objects(content_a: Any, content_b: Any) -> bool:
     return list(map(id, content_a)) == list(map(id, content_b))
 
 
-def replace_content(value: Any, content: Any) -> None:
+def _replace_content(value: Any, content: Any) -> None:
     """Replace the content of a dict, set, list or deque in place."""
     value.clear()
     if isinstance(value, dict | set):
@@ -513,128 +422,3 @@ def _to_comparable(state: Any) -> Any:
     if isinstance(state, tuple) and len(state) < _MIN_UNCONVERTED_LENGTH:
         return tuple(map(_to_comparable, state))
     return state.tobytes() if hasattr(state, "tobytes") else state
-
-
-# -- tensors stored outside of modules ---------------------------------------------------------
-
-_LruCache: Final = type(lru_cache(lambda: None))
-_MAX_DEPTH: Final = 4
-"""Maximum number of references from a holder, through nested tuples or frozensets, to a tensor."""
-
-
-class Leftovers:
-    """Removes the tensors of a capture from objects outside of modules, the holders.
-
-    Create this before the capture: globals get back the values that they have now.
-    """
-
-    def __init__(self) -> None:
-        modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
-        self._old_globals = {id(vars(module)): dict(vars(module)) for module in modules}
-        """Old globals of each Python module, by the ``id`` of its dictionary."""
-        self._n_old_collections = _count_old_collections()
-        """Number of collections before the capture that made surviving objects old."""
-        self._removals: list[Callable[[], object]] = []
-        """Functions that remove the tensors from the registered holders."""
-        self.holder_names: set[str] = set()
-        """Names of globals, keys of dicts and attributes from which the last `remove_tensors`
-        removed tensors. Other holders have no name here."""
-
-    def register_holders(self, error: BaseException) -> bool:
-        """Remove the tensors of a capture that failed with `error`, and register their holders.
-
-        Returns whether the capture should be tried again: PyTorch calls the model more than once,
-        and fails if code stores tensors of the first call, which `empty_holders` now removes.
-        Clears the local variables in the tracebacks of `error` and of its causes.
-        """
-        for link in exception_chain(error):
-            # Local variables of the traceback, and unreachable reference cycles, are no holders.
-            traceback.clear_frames(link.__traceback__)
-        gc.collect()
-        removals = self.remove_tensors()
-        has_first_holders = bool(removals) and not self._removals
-        self._removals += removals
-        return has_first_holders
-
-    def empty_holders(self) -> None:
-        """Repeat the removals of tensors from all registered holders."""
-        for remove in self._removals:
-            remove()
-
-    def remove_tensors(self) -> list[Callable[[], object]]:
-        """Remove the tensors of a capture from their holders; return functions that repeat this.
-
-        An LRU cache loses all entries. Attributes are set to None, globals to their old values.
-        Replaces `holder_names`.
-        """
-        self.holder_names.clear()
-        # No name refers to the list of objects, which would be found as a holder itself.
-        referents: Sequence[Any] = [
-            value for value in self._recent_objects() if type(value) is FunctionalTensor
-        ]
-        removals: list[Callable[[], object]] = []
-        for _ in range(_MAX_DEPTH):
-            if referents:
-                new_removals, referents = self._find_removals(referents)
-                removals += new_removals
-        for remove in removals:
-            remove()
-        return removals
-
-    def _find_removals(
-        self, objects: Sequence[Any]
-    ) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return (functions that remove objects from holders, tuple or frozenset holders)."""
-        object_ids = set(map(id, objects))
-        holders = [holder for holder in gc.get_referrers(*objects) if holder is not objects]
-        removals = [
-            remove for holder in holders for remove in self._make_removals(holder, object_ids)
-        ]
-        return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
-
-    def _recent_objects(self) -> Sequence[Any]:
-        """Return the objects of the garbage collector that may be newer than this object."""
-        if sys.version_info >= (3, 14) or _count_old_collections() != self._n_old_collections:
-            return gc.get_objects()
-        return gc.get_objects(generation=0) + gc.get_objects(generation=1)
-
-    def _make_removals(self, holder: Any, object_ids: set[int]) -> Iterator[Callable[[], object]]:
-        """Yield functions that remove objects, by ``id``, from a holder; adds to `holder_names`."""
-        if isinstance(holder, _LruCache):
-            yield holder.cache_clear
-        elif isinstance(holder, dict):
-            keys = [
-                key
-                for key, value in holder.items()
-                # PyTorch's own tables, which frames of a failed capture refer to, have fake keys.
-                if (id(value) in object_ids or id(key) in object_ids)
-                and not isinstance(key, FakeTensor)
-            ]
-            yield from (self._make_key_removal(holder, key) for key in keys)
-        elif isinstance(holder, list | set | deque):
-            content = [value for value in holder if id(value) not in object_ids]
-            yield partial(replace_content, holder, content)
-        elif is_user_object(holder):
-            for key in [key for key, value in vars(holder).items() if id(value) in object_ids]:
-                self.holder_names.add(key)
-                yield partial(setattr, holder, key, None)
-
-    def _make_key_removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return a function that removes a key, resets a global, or sets an attribute to None."""
-        old_globals = self._old_globals.get(id(holder), {})
-        owners = gc.get_referrers(holder)
-        if not any(isinstance(owner, _LruCache) for owner in owners):
-            self.holder_names.add(str(key))
-        if key in old_globals:
-            return partial(holder.__setitem__, key, old_globals[key])
-        for owner in owners:
-            if isinstance(owner, type):
-                return partial(setattr, owner, key, None)
-            if not isinstance(owner, ModuleType) and getattr(owner, "__dict__", None) is holder:
-                return partial(holder.__setitem__, key, None)
-        return partial(holder.pop, key, None)
-
-
-def _count_old_collections() -> int:
-    """Return the number of garbage collections so far that made surviving objects old."""
-    return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])

@@ -6,16 +6,16 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from poetmodel.torch.capturing.inputs import copy_inputs
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
-from poetmodel.torch.capturing.state_changes import WrittenTensors
 from poetmodel.torch.capturing.surroundings import refuse_seeding
 from poetmodel.torch.errors import convert_exceptions
-from poetmodel.torch.graph.tensors import tensors_in
+from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Passes:
@@ -25,7 +25,7 @@ class Passes:
     """
 
     def __init__(self, name: str, module: torch.nn.Module, flat_inputs: Sequence[Any]) -> None:
-        self._name, self._module, self._flat_inputs = name, module, tuple(flat_inputs)
+        self.name, self._module, self._flat_inputs = name, module, tuple(flat_inputs)
         self.snapshot = ModuleSnapshot(module)
         self.generator_states = GeneratorStates(name, self.snapshot)
         self._keeps_new = False
@@ -44,7 +44,7 @@ class Passes:
                 torch.random.fork_rng(devices=[]),
                 self.generator_states.restore_at_end(),
                 warnings.catch_warnings(action="ignore"),
-                convert_exceptions(self._name),
+                convert_exceptions(self.name),
                 refuse_seeding(),
                 self._written_tensors,
             ):
@@ -57,3 +57,54 @@ class Passes:
         finally:
             self._written_tensors.restore()
         return results
+
+
+class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Dispatch mode that saves the values of existing tensors before a forward pass writes them.
+
+    Parameters
+    ----------
+    buffers : iterable of torch.Tensor
+        Tensors that are saved at once, whether or not an operator writes them.
+    """
+
+    def __init__(self, buffers: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._created_keys: set[int] = set()
+        """Storage keys of tensors that the forward pass created."""
+        self._saved_storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        """(storage, copy of its old content), by storage key."""
+        for buffer in buffers:
+            self._save(buffer)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Save the existing tensors that the schema of an operator writes; call the operator."""
+        keywords = kwargs or {}
+        schema = func._schema  # noqa: SLF001 - the only source of writes
+        for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else keywords.get(argument.name)
+                for tensor in tensors_in(value):
+                    self._save(tensor)
+        outputs = func(*args, **keywords)
+        input_keys = {storage_key(tensor) for tensor in tensors_in((args, keywords))}
+        self._created_keys.update(
+            {storage_key(tensor) for tensor in tensors_in(outputs)} - input_keys
+        )
+        return outputs
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        key = storage_key(tensor)
+        if key not in self._created_keys and key not in self._saved_storages and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            self._saved_storages[key] = (storage, storage.clone())
+
+    def restore(self) -> None:
+        """Restore the saved values, and clear the record of tensors that the forward pass created.
+
+        The next pass may thus save these tensors, too. The saved values remain for further
+        restorations.
+        """
+        for storage, values in self._saved_storages.values():
+            storage.copy_(values)
+        self._created_keys.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,10 +10,8 @@ import torch
 
 from poetmodel.torch.capturing.front import Changed, StepFront, find_line
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten, takes_keywords, unflatten
-from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
-from poetmodel.torch.capturing.state_changes import WrittenTensors
-from poetmodel.torch.capturing.surroundings import refuse_seeding
-from poetmodel.torch.errors import CaptureError, convert_exceptions
+from poetmodel.torch.capturing.passes import Passes
+from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,13 +43,10 @@ def check_snapshot(
         uses_keywords=takes_keywords(model, arguments),
     )
     parts = [part for part in (model, loss_fn) if isinstance(part, torch.nn.Module)]
-    passes = _Passes(name, torch.nn.ModuleList(parts))
-
-    def copies() -> tuple[Any, ...]:
-        return unflatten(list(copy_inputs(tuple(flat_inputs))), spec)
+    passes = Passes(name, torch.nn.ModuleList(parts), flat_inputs)
 
     def forward() -> None:
-        front.execute_eagerly(copies())
+        front.execute_eagerly(copy_inputs(batch))
 
     refusal = None
     try:
@@ -64,7 +58,7 @@ def check_snapshot(
             # What the first pass computes once, such as a cached property, need not be traced.
             passes.execute(forward)
             passes.snapshot.restore(keeps_new=True)
-            passes.execute(lambda: front.record_readings(copies()))
+            passes.execute(lambda: front.record_readings(copy_inputs(batch)))
             passes.snapshot.restore(keeps_new=True)
         capture = front.capture(batch)
         if foreign := capture.fresh_inputs(front.find(batch)[1]):
@@ -80,7 +74,7 @@ def check_snapshot(
 
 
 def _check_settled(
-    name: str, front: StepFront, batch: Sequence[Any], execute_pass: Callable[[], None]
+    name: str, front: StepFront, batch: Sequence[Any], execute_pass: Callable[[], object]
 ) -> None:
     """Raise `CaptureError` if each forward pass changes what it reads."""
     reasons: tuple[str, ...] = ()
@@ -102,29 +96,3 @@ def _check_settled(
         f"{name}: forward changes {change_text}, and one graph cannot follow; make it a buffer or "
         "an input, or leave the change out"
     )
-
-
-class _Passes:
-    """Executes forward passes in eager mode, and undoes what they write to tensors and draw."""
-
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
-        self._name = name
-        self.snapshot = ModuleSnapshot(module)
-        self._generator_states = GeneratorStates(name, self.snapshot)
-        self._written_tensors = WrittenTensors(module.buffers())
-
-    def execute(self, function: Callable[[], object]) -> None:
-        """Execute a function; raise `CaptureError` for a draw, for seeding, and if it fails."""
-        try:
-            with (
-                torch.random.fork_rng(devices=[]),
-                self._generator_states.restore_at_end(),
-                warnings.catch_warnings(action="ignore"),
-                convert_exceptions(self._name),
-                refuse_seeding(),
-                self._written_tensors,
-            ):
-                function()
-                self._generator_states.check()
-        finally:
-            self._written_tensors.restore()

@@ -5,8 +5,7 @@ Fake tensors get the strides of real tensors, and known values.
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -16,21 +15,15 @@ import torch._decomp  # registers the kernels that `native_operators` removes
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.fx import traceback
-from torch.fx.proxy import TracerBase
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.utils import _pytree, checkpoint
+from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.capturing.joint_graph import ANNOTATION, LOCATION, format_path
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
 from poetmodel.torch.errors import (
     FOREIGN_ERRORS,
     ForbiddenError,
     foreign_tensor_error,
-    running_user_line,
 )
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
@@ -38,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from torch import fx
 
 CAPTURE_LOCK: Final = RLock()
 """Held by `compile` and the back end of ``torch.compile``, because captures and measurements change
@@ -298,78 +290,6 @@ def correct_fake_strides(inputs: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def annotate_nodes(
-    captured_module: torch.nn.Module,
-    module_trail: list[str],
-    check: Callable[[Sequence[str]], object],
-) -> Iterator[None]:
-    """Context manager that annotates each node recorded inside a module with module and line.
-
-    The line is that of the user's or a library's code. `module_trail` has the modules being
-    executed, the innermost last; after an exception, those in which it was raised. `check` is
-    called with it before each change, and may raise. PyTorch 2.9 lacks annotations: there, messages
-    name only the operator.
-    """
-    annotate = getattr(traceback, "annotate", None)
-    if annotate is None:
-        yield
-        return
-    open_contexts: list[Any] = []
-    module_trail.clear()
-
-    def make_enter_hook(path: str) -> Callable[..., None]:
-        """Return a forward pre-hook for the module at `path`."""
-
-        def enter_module(module: torch.nn.Module, *_: Any) -> None:
-            """Check, append the module to the trail, and annotate nodes until `leave_module`."""
-            check(module_trail)
-            context = annotate({ANNOTATION: path})
-            context.__enter__()
-            open_contexts.append(context)
-            display_path = format_path(path)
-            kind = type(module).__name__
-            module_text = f"module {display_path!r} ({kind})" if display_path else f"module {kind}"
-            module_trail.append(module_text if path else "the loss function")
-
-        return enter_module
-
-    def leave_module(*_: Any) -> None:
-        """Call `check` with the trail; then remove the innermost module, and end its annotation."""
-        check(module_trail)
-        open_contexts.pop().__exit__(None, None, None)
-        module_trail.pop()
-
-    create_node = TracerBase.create_node
-    wrapper_file = type(captured_module).forward.__code__.co_filename
-
-    def create_annotated_node(tracer: TracerBase, *args: Any, **kwargs: Any) -> fx.Node:
-        """Create a node; inside a module, store module and line, if known, as its `LOCATION`."""
-        node = create_node(tracer, *args, **kwargs)
-        if module_trail:
-            line = running_user_line(sys._getframe(1), within=wrapper_file)  # noqa: SLF001
-            notes = node.meta.get("custom") or {}
-            path = format_path(notes.get(ANNOTATION, ""))
-            location = f"module {path!r}" if path else module_trail[-1]
-            location += f" at {line}" if line else ""
-            node.meta["custom"] = {**notes, LOCATION: location}
-        return node
-
-    handles = []
-    for path, module in captured_module.named_modules():
-        handles.append(module.register_forward_pre_hook(make_enter_hook(path)))
-        handles.append(module.register_forward_hook(leave_module))
-    TracerBase.create_node = create_annotated_node
-    try:
-        yield
-    finally:
-        TracerBase.create_node = create_node
-        for handle in handles:
-            handle.remove()
-        while open_contexts:
-            open_contexts.pop().__exit__(None, None, None)
-
-
-@contextmanager
 def attach_known_values(
     captured_module: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
 ) -> Iterator[None]:
@@ -394,73 +314,6 @@ def attach_known_values(
         yield
     finally:
         handle.remove()
-
-
-_GENERATORS: Final = (
-    "_checkpoint_without_reentrant_generator_impl",  # from PyTorch 2.14 on
-    "_checkpoint_without_reentrant_generator",
-)
-"""Names of the non-reentrant generator in ``torch.utils.checkpoint``, later releases first."""
-
-
-@contextmanager
-def bypass_checkpoints(captured_module: torch.nn.Module) -> Iterator[None]:
-    """Context manager in which ``torch.utils.checkpoint`` calls its function once.
-
-    The schedule of a step decides its recomputations. Eager mode executes a checkpointed function
-    again, which updates the statistics of a norm once more. Therefore a norm updates them here once
-    for itself, and once for each checkpoint around it.
-    """
-    depth = 0
-
-    @contextmanager
-    def count_depth() -> Iterator[None]:
-        """Context manager around a checkpointed function, in which `depth` is 1 higher."""
-        nonlocal depth
-        depth += 1
-        try:
-            yield
-        finally:
-            depth -= 1
-
-    def repeat_update(norm: Any, inputs: Any, output: torch.Tensor) -> None:
-        """Update a norm's statistics once more for each checkpoint around it; a forward hook."""
-        if norm.training and norm.track_running_stats and output.requires_grad:
-            norm_class = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
-            with torch.no_grad():
-                for _ in range(depth):
-                    norm_class.forward(norm, *inputs)
-
-    class Reentrant:
-        """Replaces ``CheckpointFunction``: calls the function without a checkpoint."""
-
-        @staticmethod
-        def apply(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:  # noqa: FBT001
-            has_gradient = any(
-                isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
-            )
-            with count_depth(), torch.set_grad_enabled(has_gradient and torch.is_grad_enabled()):
-                return function(*inputs)
-
-    def generate_nonreentrant(*arguments: Any, **keywords: Any) -> Iterator[None]:
-        """Like PyTorch's generator, but counts the checkpoint in `depth`."""
-        with count_depth():
-            yield from generator(*arguments, **keywords)
-
-    generator_name = next(name for name in _GENERATORS if hasattr(checkpoint, name))
-    generator = getattr(checkpoint, generator_name)
-    replacements = {"CheckpointFunction": Reentrant, generator_name: generate_nonreentrant}
-    norms = [module for module in captured_module.modules() if isinstance(module, _NormBase)]
-    handles = [norm.register_forward_hook(repeat_update) for norm in norms]
-    try:
-        with ExitStack() as stack:
-            for name, value in replacements.items():
-                setter = partial(setattr, checkpoint, name)
-                stack.enter_context(temporary_setting(setter, value, getattr(checkpoint, name)))
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 _NATIVE_PREFIXES: Final = ("upsample_", "_upsample_")

@@ -15,22 +15,19 @@ invertible, are treated in the same way.
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._subclasses import FakeTensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import FOREIGN_ERRORS, exception_chain, running_user_line
+from poetmodel.torch.errors import FOREIGN_ERRORS, interpreted_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -263,7 +260,7 @@ class KnownValues:
                 expression=expression,
                 value=value,
                 description=_DESCRIPTION_BY_FUNCTION.get(function, "value that is read"),
-                line=running_user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
+                line=interpreted_line(),
             )
 
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
@@ -459,53 +456,33 @@ def _dependency_order(expressions: Sequence[CallExpression]) -> list[CallExpress
 
 # -- tests for finite numbers ------------------------------------------------------------------
 
-_FINITE_TESTS: Final = {"isfinite": True, "isnan": False, "isinf": False, "_is_all_true": True}
-"""Result for finite numbers, by function; ``torch.distributions`` validates arguments by the last
-function."""
-_REDUCTIONS: Final = frozenset(("all", "any", "max", "min", "amax", "amin"))
-_LOGICAL: Final = frozenset(
-    ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
-     "bitwise_and")
-)  # fmt: skip
-"""Functions, like `_REDUCTIONS`, whose result has the common expected value of the arguments."""
-_NEGATIONS: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
-_READ_FUNCTIONS: Final = frozenset(("__bool__", "item"))
-_EXPECTED_ATTRIBUTE: Final = "poetmodel_expected"
-"""Attribute of a test result: the value of the result if all numbers are finite."""
-
 
 class FiniteChecks:
-    """Records tests for finite numbers, and assertions, in forward passes; off by default."""
+    """Records tests for finite numbers and, once a capture has any, assertions of a pass."""
 
     def __init__(self) -> None:
-        self.records_tests = self.records_asserts = False
-        """Whether tests by Python code, and assertions by operators, are recorded."""
+        self._records_asserts = False
         self.lines: dict[str, None] = {}
         """The lines with tests, in order; a dict as an ordered set."""
         self._results: list[torch.Tensor] = []
 
     @contextmanager
-    def record_tests(self) -> Iterator[None]:
-        """Context manager that clears the recorded tests, and records tests of enabled kinds."""
+    def record_asserts(self) -> Iterator[None]:
+        """Context manager that clears the recorded tests, and records assertions if enabled."""
         self.lines.clear()
         self._results.clear()
-        with ExitStack() as stack:
-            if self.records_tests:
-                stack.enter_context(_FiniteTestMode(self))
-            if self.records_asserts:
-                stack.enter_context(_AssertMode(self))
+        with _AssertMode(self) if self._records_asserts else nullcontext():
             yield
 
     def enable_asserts(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
-        """Turn on `records_asserts` if a capture has assertions; return whether to repeat it."""
+        """Enable assertions if a capture has any; return whether to repeat it."""
         descriptors = [
             node.meta.get("desc") for node in graph_module.graph.find_nodes(op="placeholder")
         ]
         has_asserts = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
         has_asserts = has_asserts or bool(values.asserts)
-        is_turned_on = has_asserts and not self.records_asserts
-        self.records_asserts = self.records_asserts or has_asserts
-        return is_turned_on
+        self._records_asserts = has_asserts
+        return has_asserts
 
     def take_result(self) -> tuple[torch.Tensor, ...]:
         """Return (whether all tests passed,) as a tensor, or (); clears the results of tests."""
@@ -515,46 +492,10 @@ class FiniteChecks:
         self._results.clear()
         return (are_finite,)
 
-    def add(self, result: torch.Tensor, *, expected_result: bool) -> None:
-        """Record a test with its line; `expected_result` is its result for finite numbers."""
-        self._results.append(result if expected_result else result.logical_not())
-        line = running_user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
-        self.lines[line or "an unknown line"] = None
-
-
-class _FiniteTestMode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Function mode that marks results of tests, and records tests whose result Python reads."""
-
-    def __init__(self, checks: FiniteChecks) -> None:
-        super().__init__()
-        self._checks = checks
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function; mark the result of a test with its value for finite numbers.
-
-        Reductions, combinations and negations of marked results are marked, too. If Python reads an
-        unknown one, records the test, and returns the mark instead.
-        """
-        name = getattr(func, "__name__", "")
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        expected_results = {getattr(tensor, _EXPECTED_ATTRIBUTE, None) for tensor in tensors}
-        expected_result = expected_results.pop() if len(expected_results) == 1 else None
-        if name in _READ_FUNCTIONS and expected_result is not None:
-            try:
-                return func(*args, **(kwargs or {}))
-            except DataDependentOutputException:
-                self._checks.add(tensors[0], expected_result=expected_result)
-                return expected_result
-        value = func(*args, **(kwargs or {}))
-        if name in _FINITE_TESTS:
-            expected_result = _FINITE_TESTS[name]
-        elif name in _NEGATIONS and expected_result is not None:
-            expected_result = not expected_result
-        elif name not in _REDUCTIONS and name not in _LOGICAL:
-            expected_result = None
-        if expected_result is not None and isinstance(value, torch.Tensor):
-            setattr(value, _EXPECTED_ATTRIBUTE, expected_result)
-        return value
+    def add(self, result: torch.Tensor) -> None:
+        """Record a test, which passes if its result is true, with its line."""
+        self._results.append(result)
+        self.lines[interpreted_line() or "an unknown line"] = None
 
 
 class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
@@ -568,14 +509,9 @@ class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
         """Record an assertion on a functional tensor as a test, or else call the operator."""
         if args and isinstance(args[0], FunctionalTensor):
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
-                self._checks.add(args[0].eq(0).all(), expected_result=True)
+                self._checks.add(args[0].eq(0).all())
                 return None
             if func in ASSERTS:
-                self._checks.add(args[0].ne(0), expected_result=True)
+                self._checks.add(args[0].ne(0))
                 return None
         return func(*args, **(kwargs or {}))
-
-
-def is_unknown_value_error(error: BaseException) -> bool:
-    """Return whether an error arose because Python code read an unknown value."""
-    return any(isinstance(link, DataDependentOutputException) for link in exception_chain(error))

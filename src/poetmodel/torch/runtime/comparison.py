@@ -74,8 +74,8 @@ def check_agreement(trace: Trace, runner: Runner) -> None:
     eager_step = partial(_execute_eager, joint)
     with runner.trial(), state.restore_at_end():
         expected, expected_random = state.execute_step(eager_step)
-        follows_state = joint.captures is not None and not joint.captures.is_settled
-        unstable_results = [] if follows_state else _unstable_results(trace, state, expected)
+        is_settled = joint.captures.is_settled
+        unstable_results = _unstable_results(trace, state, expected) if is_settled else []
         if unstable_results and torch.get_num_threads() > 1:
             # Several threads add in no fixed order: such differences are not due to captured
             # values.
