@@ -214,17 +214,24 @@ MATRIX = (
 """Options are those of `solve`; the gap is 0 unless stated."""
 
 
+ALWAYS = {("lazy", BACKENDS[0]), ("compact", BACKENDS[0]), ("unreduced", BACKENDS[-1])}
+"""Ways and solvers that slow runs try always where a row has all solvers; others in a share."""
+
+
 def cells():
     """Yield each row of the matrix with one way, one solver and the numbers of its problems."""
     for row in MATRIX:
         ends = [(0, row.quick, ())]
-        ends.append((row.quick, row.quick + row.slow, pytest.mark.slow))
+        slow = (row.quick, row.quick + row.slow)
         last = row.quick + row.slow + row.more
         for begin in range(row.quick + row.slow, last, BATCH):
             ends.append((begin, min(begin + BATCH, last), pytest.mark.seeds))
         for way in row.ways:
             for solver in row.solvers:
-                for begin, end, marks in ends:
+                # Of rows with all three solvers, those of the default one always run.
+                often = len(row.solvers) < 3 or (way, solver) in ALWAYS
+                mark = pytest.mark.slow if often else pytest.mark.seeds
+                for begin, end, marks in [*ends, (*slow, mark)]:
                     if begin < end:
                         stated = [f"{key}={value}" for key, value in row.options.items()]
                         name = ["large"] * row.large + [row.kind, way, solver, *stated]
@@ -487,7 +494,9 @@ KNOWN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", list(KNOWN)[:2], ids="-".join)
+@pytest.mark.parametrize(
+    "case", [next(iter(KNOWN)), pytest.param(list(KNOWN)[1], marks=pytest.mark.seeds)], ids="-".join
+)
 def test_vgg16_is_proved_with_all_stages(case):
     """VGG-16 on CIFAR-10 at half the memory: the optimum, with its proof, by ``compact``."""
     problem, value = paper_problem(*case), KNOWN[case]

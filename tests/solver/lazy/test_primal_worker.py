@@ -15,6 +15,7 @@ import pytest
 from kit import jobs
 from kit.patience import PATIENCE_S, wait_until
 from kit.relaxation import SOLVER_TOLERANCE, run_rounds, solve_relaxation
+from kit.rotation import mark_seeds_except
 from kit.searches import make_session
 from kit.worked import comb_problem
 from poetmodel.errors import BackendError
@@ -325,7 +326,7 @@ except ChildProcessError:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 2.5, None])
+@pytest.mark.parametrize("after_s", mark_seeds_except([0.0, 0.1, 2.5, None], [0.1, None]))
 def test_ctrl_c_in_a_terminal_and_a_time_limit_end_both(after_s, tmp_path):
     """Whatever the process is doing: no traceback or warning, no process left, one script run."""
     path = tmp_path / "mine.py"
