@@ -99,13 +99,14 @@ def parametrize_parts(count):
     )
 
 
-def mark_seeds_except(values, always):
+def mark_seeds_except(values, always, slow=()):
     """Return parameters of a test, or tuples of them, marked ``seeds`` except those in `always`.
 
-    Each execution of pytest selects a share of the marked ones.
+    Each execution of pytest selects a share of the marked ones; those in `slow` are marked so.
     """
     pairs = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    marks = {True: pytest.mark.slow, False: pytest.mark.seeds}
     return [
-        value if value in always else pytest.param(*arguments, marks=pytest.mark.seeds)
+        value if value in always else pytest.param(*arguments, marks=marks[value in slow])
         for value, arguments in pairs
     ]

@@ -156,9 +156,14 @@ def call_in_checkpoint(model, x):
     ("use", "fault"),
     [
         (penalize, "scale.* also gets gradients from elsewhere"),
-        (penalize_first, "scale.* also gets gradients from elsewhere"),
-        (differentiate_a_leaf, "scale.* also gets gradients from elsewhere"),
-        (differentiate, "torch.autograd.grad"),
+        *mark_seeds_except(
+            [
+                (penalize_first, "scale.* also gets gradients from elsewhere"),
+                (differentiate_a_leaf, "scale.* also gets gradients from elsewhere"),
+                (differentiate, "torch.autograd.grad"),
+            ],
+            (),
+        ),
         (select, "torch.autograd.grad"),
         (hook, "scale.* has a hook of register_hook"),
         (differentiate_twice, "create_graph=True"),

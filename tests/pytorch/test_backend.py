@@ -675,7 +675,7 @@ class Added(Summed):
 
 
 @pytest.mark.parametrize("kind", [Summed, Added])
-@pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kernels", mark_seeds_except(["eager", "inductor"], ["eager"]))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
 def test_copies_of_gradients_count(kind, kernels):
     """Autograd copies gradients whose layout differs from the parameter's, or that are shared."""
@@ -793,7 +793,7 @@ FOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", mark_seeds_except(FOUND, list(FOUND)[::2]))
 def test_what_was_wrong_once_has_the_bits_of_eager(name, tmp_path, monkeypatch):
     """Cases of earlier errors have eager's bits: costs, norms, user-defined operators, losses."""
     monkeypatch.chdir(tmp_path)

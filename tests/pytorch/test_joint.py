@@ -240,8 +240,15 @@ def within_fork(parts, x):
     "forward",
     [
         lambda p, x: (torch.manual_seed(3), p[0](x) + torch.randn(3, 4))[1],
-        lambda p, x: (torch.default_generator.manual_seed(3), p[0](x) + torch.randn(3, 4))[1],
-        lambda p, x: (torch.seed(), p[0](x) + torch.randn(3, 4))[1],
+        *mark_seeds_except(
+            [
+                lambda p, x: (torch.default_generator.manual_seed(3), p[0](x) + torch.randn(3, 4))[
+                    1
+                ],
+                lambda p, x: (torch.seed(), p[0](x) + torch.randn(3, 4))[1],
+            ],
+            (),
+        ),
         within_fork,
     ],
 )
@@ -309,7 +316,7 @@ def inside(norm, *, reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("momentum", [0.1, 0.3])
+@pytest.mark.parametrize("momentum", mark_seeds_except([0.1, 0.3], [0.3]))
 def test_batch_norm_inside_of_a_checkpoint_is_updated_as_in_eager(momentum, reentrant):
     """Eager updates it again when it recomputes the part; the step does so, too."""
     own = inside(nn.BatchNorm1d(4, momentum=momentum), reentrant=reentrant)

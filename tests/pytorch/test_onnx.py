@@ -34,6 +34,8 @@ from poetmodel.torch.target import OnnxStep, load_step  # noqa: E402
 
 pytestmark = pytest.mark.torch
 VERSIONS = [(name, opset) for name, case in CASES.items() for opset in case.versions()]
+LATEST = {(name, case.versions()[-1]) for name, case in CASES.items()}
+"""Versions that are always tried; the others are in a share of the slow runs."""
 
 
 def close(mine, its, tolerance=1e-05):
@@ -52,7 +54,11 @@ def outputs(module, *inputs):
 
 
 # -- operators ---------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "opset"), VERSIONS, ids=[f"{n}, {v}" for n, v in VERSIONS])
+@pytest.mark.parametrize(
+    ("name", "opset"),
+    mark_seeds_except(VERSIONS, LATEST),
+    ids=[f"{n}, {v}" for n, v in VERSIONS],
+)
 def test_operator_is_that_of_the_reference(name, opset, tmp_path):
     """Each operator, in each version from opset 13 on, has the results of ONNX's reference."""
     case = CASES[name]

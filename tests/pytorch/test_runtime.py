@@ -265,7 +265,7 @@ def test_gradients_are_the_users_to_keep():
 # -- programs: whatever the plan, the step is the one that PyTorch runs ---------------------------
 PLANS = [(name, "blocking") for name in STEPS]
 PLANS += [(name, mode) for name in ARCHITECTURES for mode in ("blocking", "dma")]
-QUICK_PLANS = [*((name, "blocking") for name in QUICK_STEPS), ("transformer", "dma")]
+QUICK_PLANS = [*((name, "blocking") for name in QUICK_STEPS[1::2]), ("transformer", "dma")]
 
 
 @pytest.mark.parametrize(("name", "mode"), mark_seeds_except(PLANS, QUICK_PLANS))

@@ -48,8 +48,10 @@ KINDS = [(name, "adamw", 0.2) for name in (*STEPS, *ARCHITECTURES) if name != "r
 @pytest.mark.parametrize(
     ("step", "name", "clip"),
     [
-        *mark_seeds_except(UPDATES, [("residual", *each) for each in QUICK]),
-        *mark_seeds_except(KINDS, []),
+        *mark_seeds_except(
+            UPDATES, [("residual", *each) for each in QUICK], slow=[("residual", "adam", 0.1)]
+        ),
+        *mark_seeds_except(KINDS, (), slow=KINDS[::12]),
     ],
 )
 def test_every_optimizer_and_step_updates_as_eager(step, name, clip):
