@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import poetmodel.torch as pmt
 from kit.rotation import mark_seeds_except
-from poetmodel.torch.dynamo.wrappers import has_other_compiled_modules
+from poetmodel.torch.dynamo.wrappers import fsdp_modes, has_other_compiled_modules
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_gloo_available(), reason="PyTorch has no gloo here"),
@@ -248,6 +248,20 @@ def test_sharded_blocks_share_a_budget(alone, tmp_path):
         (choice,) = back._steps.choices
         assert len(choice.plans) == 4
         assert choice.peak_bytes <= choice.budget_bytes < choice.keep_all_bytes
+
+
+def test_modes_of_sharded_blocks_are_in_the_order_of_the_model(alone):
+    """Whatever the order in which the blocks were captured, so that a step is found again."""
+    model = Tower()
+    for block in model.blocks:
+        fully_shard(block, mesh=alone)
+    fully_shard(model, mesh=alone)
+    model(*batches(1))
+    model.blocks[2].unshard()
+    modules = [model, *model.blocks]
+    modes = {fsdp_modes(modules[k:] + modules[:k]) for k in range(len(modules))}
+    assert len(modes) == 1
+    assert len(set(*modes)) > 1
 
 
 def test_sharded_parts_of_a_compiled_module_are_refused_and_a_whole_model_is_not(alone):

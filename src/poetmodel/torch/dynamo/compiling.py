@@ -180,7 +180,7 @@ class Backend(GraphPlanner):
         sharded_modules, ddp = _find_sharded_modules(), active_ddp()
         if self.settings.add_gradients and (sharded_modules or ddp is not None):
             raise CaptureError(WRAPPER_ERROR)
-        self._fsdp_modules.update(sharded_modules)
+        self._fsdp_modules.update(dict.fromkeys(sharded_modules))
         if ddp is not None:
             self._replicas.add(ddp)
         has_concurrent_calls = has_ddp_buckets() or any(

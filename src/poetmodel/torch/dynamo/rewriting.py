@@ -157,8 +157,8 @@ class GraphPlanner:
         )
         self._replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         """DDP modules with compiled functions."""
-        self._fsdp_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        """Modules sharded by FSDP2 with compiled functions."""
+        self._fsdp_modules = weakref.WeakKeyDictionary[torch.nn.Module, None]()
+        """Modules sharded by FSDP2 with compiled functions, as keys: in the order of captures."""
 
     def __deepcopy__(self, _: object) -> Self:
         """Return a planner without plans, because a copied module compiles its graphs itself."""

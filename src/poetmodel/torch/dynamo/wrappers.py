@@ -110,12 +110,15 @@ def fsdp_modes(modules: Iterable[torch.nn.Module]) -> tuple[tuple[bool, ...], ..
 
 
 def _fsdp_states(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """Return FSDP2's states of all modules in the models of `modules`."""
+    """Return FSDP2's states of all modules in the models of `modules`, in the models' order.
+
+    The order of the `modules` of one model does not matter: modes are compared by position.
+    """
     module_states = [module._get_fsdp_state() for module in modules]
     states = {
         id(state): state
         for module_state in module_states
-        for state in (module_state, *module_state._state_ctx.all_states)
+        for state in (*module_state._state_ctx.all_states, module_state)
     }
     return list(states.values())
 
