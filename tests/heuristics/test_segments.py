@@ -111,14 +111,26 @@ def test_nothing_is_cut_where_that_cannot_help():
     assert not SegmentSearch.applies_to(problem_of(small, ram="50%", minimize="time"))
 
 
-def test_a_schedule_by_segments_counts_before_further_searches():
-    """If a user stops at the first report, the result is the best division into segments."""
+def test_greedy_repair_counts_before_segments():
+    """If a user stops at the first report, the result is better than the best division."""
     graph = recurrence(100)
     problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) // 3, minimize="time")
     search = SegmentSearch(problem)
     search.find_best()
     result = solve(problem, on_progress=lambda _: False)
     assert result.termination == Termination.INTERRUPTED
+    divided = check_schedule(problem, search.schedule()).simulation
+    assert result.simulation.makespan_s < divided.makespan_s
+
+
+def test_segments_follow_where_greedy_repair_finds_nothing(monkeypatch):
+    """The first schedule is the best division into segments."""
+    monkeypatch.setattr(task, "construct", lambda *_, **__: None)
+    graph = recurrence(100)
+    problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) // 3, minimize="time")
+    search = SegmentSearch(problem)
+    search.find_best()
+    result = solve(problem, on_progress=lambda _: False)
     assert search.schedule() is not None
     assert result.schedule == search.schedule()
 
