@@ -480,7 +480,6 @@ ABLATIONS: Final = (
     ("repair on the way", _PUBLISHED, "ablation-answers", "no repair_on_the_way"),
     ("local search", _PUBLISHED, "ablation-again", "no local_search"),
     ("local search", _MODELS, "ablation-captures", "no local_search"),
-    ("dominated keeps", _PUBLISHED, "ablation-dominance", "no dominated keeps"),
 )  # fmt: skip
 """Components of ``lazy``: name, graphs, kind of records, and the variant without the component."""
 _INSTANCE: Final = ["model", "device", "ram", "deadline", "limit_s"]
