@@ -231,9 +231,8 @@ LIMITS = {
 
 
 QUICK = {
-    *product(("chain",), LIMITS), ("norms", "recompute in time"), ("norms", "page"),
-    ("norms", "commit"), ("shortcut", "recompute"), ("shortcut", "energy"),
-    ("shortcut", "commit in time"),
+    *product(("chain",), ("recompute", "page in time", "energy", "tight", "commit in time")),
+    ("norms", "recompute in time"), ("norms", "commit"), ("shortcut", "recompute"),
 }  # fmt: skip
 
 
