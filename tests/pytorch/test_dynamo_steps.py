@@ -47,6 +47,7 @@ class Model(nn.Module):
         self.ordered, self.pair = OrderedDict(a=1.0, b=2.0), ([1.0],)
         self.register_buffer("mean", torch.zeros(4))
         self.function, self.scale, self.n, self.table = function, 1.0, 0, {}
+        self.flags = 1.0
 
     def forward(self, x):
         """Return a loss."""
@@ -215,10 +216,21 @@ def test_state_that_settles_is_followed():
         assert torch.equal(step(*rows()), twin(*rows()).detach())
 
 
+SCHEDULE = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], 1), 1)
+
+
+def advance(_):
+    """Change the learning rate of a schedule."""
+    SCHEDULE.optimizer.step()
+    SCHEDULE.step()
+
+
 CHANGES = (
     (lambda m, y, _: y * m.scale, lambda m: setattr(m, "scale", 3.0), r"scale was 1\.0 and is 3"),
     (lambda _, y, __: y * float(os.environ.get("POETMODEL_TRY", "1")),
      lambda _: os.environ.update(POETMODEL_TRY="3"), "POETMODEL_TRY was None and is 3"),
+    (lambda m, y, _: y * m.flags, lambda m: setattr(m, "flags", 3.0), r"flags was 1\.0 and is 3"),
+    (lambda _, y, __: y * SCHEDULE.get_last_lr()[0], advance, r"_last_lr\[0\] was .* read at"),
     (lambda _, y, x: y if x[0, 0] > -9 else -y, lambda m: m.eval(), "training mode"),
     (lambda m, y, _: m.last(y), lambda m: setattr(type(m.last), "forward", lambda _, v: v * 3),
      "forward of the class Last was replaced"),

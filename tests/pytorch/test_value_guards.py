@@ -220,6 +220,13 @@ def written(x):
     return table.sum().item()
 
 
+def distinct(numbers):
+    """Return a number that distinct numbers, their counts and their positions decide."""
+    values, positions, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
+    places = torch.arange(numbers.numel()).view_as(numbers)
+    return (values * counts).sum() + (positions * places).sum() + len(torch.unique(numbers))
+
+
 def trimmed(x):
     """Return as many columns as the longest row has positive numbers."""
     return x[:, : (x > 0).sum(1).max()]
@@ -247,6 +254,8 @@ INPUTS = {
     "repeated": lambda y, x: y.repeat_interleave((x > 0).sum(1) + 1, 0).sum() + y,
     "trimmed": lambda y, x: trimmed(x).sum() * y,
     "variances": lambda y, x: functional.gaussian_nll_loss(y, y * 0, x.abs()),
+    "unique": lambda y, x: y * distinct((x * 2).long()),
+    "unflatten": lambda y, x: y.unflatten(1, (2, -1)).flatten(1) if x.sum() < 9 else y,
 }
 """What reads an input, given the result of a layer and the input."""
 
@@ -272,7 +281,7 @@ def test_lengths_may_decide_the_shape_of_a_loss():
 
 READ = (
     "item", "branch", "written", "several outputs", "selected inputs", "nonzero", "a list",
-    "constant", "element", "in place", "mask",
+    "constant", "element", "in place", "mask", "unique", "unflatten",
 )  # fmt: skip
 
 
@@ -286,7 +295,8 @@ def test_constants_and_inputs_can_be_read(kind):
 
 
 UNREAD = {
-    "unique": lambda y, x: y * len(torch.unique(x > 0)),
+    "unique": lambda y, x: y * len(torch.unique(x)),
+    "unique by a method": lambda y, x: y * len((x > 0).unique()),
 }
 
 

@@ -13,6 +13,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc as dynamo_errors
 from torch._dynamo import symbolic_convert
 from torch.distributions import Distribution, constraints
+from torch.optim.lr_scheduler import LRScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,9 +76,9 @@ def kept_validation() -> Iterator[None]:
 def _traceable_functions() -> Iterator[None]:
     """Context manager that replaces functions that Dynamo does not trace.
 
-    ``torch.backends.cudnn.flags`` has no effect, as on the CPU; two functions of the checks of
-    distributions are as the originals. ``substitute_in_graph`` refuses functions of PyTorch.
-    Names of functions that ``exec`` made are looked up in their own scope.
+    ``torch.backends.cudnn.flags`` has no effect, as on the CPU; other functions are as the
+    originals. ``substitute_in_graph`` refuses functions of PyTorch. Names of functions that
+    ``exec`` made are looked up in their own scope.
     """
     old_functions = [(owner, name, getattr(owner, name)) for owner, name in _REPLACED]
     for (owner, name), function in _REPLACED.items():
@@ -127,9 +128,21 @@ def _find_own_scope(translator: Any, name: str) -> Any:
         scope["__name__"] = module
 
 
-_REPLACED: Final = {
+def _unflatten(tensor: torch.Tensor, dim: Any, sizes: Any) -> torch.Tensor:
+    """Return what the method of a tensor returns, which Dynamo does not trace under a mode."""
+    return torch.unflatten(tensor, dim, sizes)
+
+
+def _get_last_lr(schedule: Any) -> list[Any]:
+    """Return the last learning rates of a schedule, as its method."""
+    return list(schedule._last_lr)  # noqa: SLF001 - as the original
+
+
+_REPLACED: Final[dict[tuple[Any, str], Any]] = {
+    (LRScheduler, "get_last_lr"): _get_last_lr,
     (_InlinedCode, _find_scope.__name__): _find_own_scope,
     (torch, "_is_all_true"): _is_all_true,
+    (torch.Tensor, "unflatten"): _unflatten,
     (torch.backends.cudnn, "flags"): _no_flags,
     (constraints, "is_dependent"): _is_dependent,
 }
@@ -137,8 +150,11 @@ _REPLACED: Final = {
 
 def select_guards(entries: Sequence[Any]) -> list[bool]:
     """Return for each guard whether it is kept: not those of functions that a capture replaces."""
-    names = [f".{name}" for _, name in _REPLACED]
-    return [not any(name in str(entry.orig_guard.name) for name in names) for entry in entries]
+    functions = [getattr(f, "__wrapped__", f) for f in _REPLACED.values()]
+    return [
+        not any(getattr(entry.value, "__wrapped__", entry.value) is f for f in functions)
+        for entry in entries
+    ]
 
 
 def example_value(node: fx.Node) -> Any:

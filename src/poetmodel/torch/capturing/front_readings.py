@@ -258,6 +258,29 @@ def _answer_gaussian_nll_loss(mode: Readings, *args: Any, **keywords: Any) -> An
         return _gaussian_nll_loss(*args, **keywords)
 
 
+def _answer_unique(
+    mode: Readings,
+    tensor: torch.Tensor,
+    sorted: bool = True,  # noqa: FBT001, FBT002 - as the function
+    return_inverse: bool = False,  # noqa: FBT001, FBT002
+    return_counts: bool = False,  # noqa: FBT001, FBT002
+    dim: int | None = None,
+) -> Any:
+    """Return distinct whole numbers; their number is read."""
+    if not sorted or dim is not None or tensor.is_floating_point() or not tensor.numel():
+        return NotImplemented
+    ordered, order = tensor.flatten().sort(stable=True)
+    is_first = torch.cat([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]])
+    firsts = _answer_nonzero(mode, is_first).squeeze(1)
+    results = [ordered[firsts]]
+    if return_inverse:
+        ranks = is_first.cumsum(0) - 1
+        results.append(torch.empty_like(order).scatter(0, order, ranks).view(tensor.shape))
+    if return_counts:
+        results.append(torch.cat([firsts[1:], firsts.new_full((1,), tensor.numel())]) - firsts)
+    return tuple(results) if len(results) > 1 else results[0]
+
+
 def _answer_one_hot(mode: Readings, tensor: torch.Tensor, num_classes: int = -1) -> Any:
     if num_classes >= 0:
         return NotImplemented
@@ -280,6 +303,7 @@ _ANSWERS: Final[dict[Any, Callable[..., Any]]] = {
     torch.nonzero: _answer_nonzero,
     torch.Tensor.nonzero: _answer_nonzero,
     torch.where: _answer_where,
+    torch.unique: _answer_unique,
     torch.repeat_interleave: _answer_repeat,
     torch.Tensor.repeat_interleave: _answer_repeat,
 }
