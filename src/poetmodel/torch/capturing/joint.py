@@ -7,7 +7,6 @@ This module (``aot_export_joint_with_descriptors``), `joint_graph` (descriptors)
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain
@@ -48,7 +47,7 @@ from poetmodel.torch.capturing.joint_graph import (
 from poetmodel.torch.capturing.modules import (
     AssignedBuffers,
 )
-from poetmodel.torch.capturing.passes import Passes
+from poetmodel.torch.capturing.passes import Passes, settle, settling_message
 from poetmodel.torch.capturing.process_state import ProcessState, record_environment
 from poetmodel.torch.capturing.surroundings import (
     native_operators,
@@ -71,9 +70,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.inputs import Inputs
 
 _LOG: Final = logging.getLogger(__name__)
-
-_MAX_PASSES: Final = 2
-"""Number of further passes in which what forward reads must be as the pass before left it."""
 
 LOSS: Final = "loss"
 """Name of a loss module in the captured module."""
@@ -295,34 +291,16 @@ def _settle(
 
     Refuses state that forward changes in each step; with `follows_state`, only outside of modules.
     """
-    reasons: tuple[str, ...] = ()
-    equal_captures: list[Capture] = []
-    is_settled = False
-    last = captured
-    for pass_index in range(_MAX_PASSES):
-        results = passes.execute()
-        if not pass_index:
-            _refuse_other_results(front.name, first_results, results)
-        try:
-            current = front.find(batch)[0]
-        except Changed as change:
-            reasons = reasons or change.reasons
-            last = front.capture(batch)
-            if is_same_graph(captured, last):
-                equal_captures.append(last)
-        else:
-            if current is last:
-                is_settled = True
-                break
-            last = current
+    _refuse_other_results(front.name, first_results, passes.execute())
+    further, reasons, is_settled = settle(front, captured, batch, passes.execute)
     passes.restore()
     if not is_settled and not follows_state:
-        raise CaptureError(_settling_message(front.name, reasons))
+        raise CaptureError(settling_message(front.name, reasons))
     try:
         front.find(batch)
     except Changed as change:
-        raise CaptureError(_settling_message(front.name, change.reasons)) from None
-    return equal_captures, is_settled
+        raise CaptureError(settling_message(front.name, change.reasons)) from None
+    return [capture for capture in further if is_same_graph(captured, capture)], is_settled
 
 
 def _are_equal(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -341,16 +319,6 @@ def _are_equal(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) 
     return all(
         torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
         for a, b in zip(results, others, strict=True)
-    )
-
-
-def _settling_message(name: str, reasons: Sequence[str]) -> str:
-    """Return the message for state that each forward pass changes."""
-    pattern = r" was (.*?) and is (.*?), read at "
-    text = re.sub(pattern, r" from \1 to \2 at ", "; ".join(reasons[:1]), count=1)
-    return (
-        f"{name}: forward changes {text or 'what it reads'}, and one graph cannot follow; make it "
-        "a buffer or an input, or leave the change out"
     )
 
 

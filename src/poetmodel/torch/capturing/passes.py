@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from poetmodel.torch.capturing.front import Changed
 from poetmodel.torch.capturing.inputs import copy_inputs
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.capturing.surroundings import refuse_seeding
@@ -16,6 +18,8 @@ from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from poetmodel.torch.capturing.front import Capture, StepFront
 
 
 class Passes:
@@ -57,6 +61,49 @@ class Passes:
         finally:
             self._written_tensors.restore()
         return results
+
+
+_MAX_PASSES: Final = 2
+"""Number of further passes in which what forward reads must be as the pass before left it."""
+
+
+def settle(
+    front: StepFront,
+    captured: Capture,
+    batch: Sequence[Any],
+    execute_pass: Callable[[], object],
+) -> tuple[list[Capture], tuple[str, ...], bool]:
+    """Return (captures that passes need, reasons for the first, whether a pass needs none).
+
+    One pass has been executed since `captured`, the capture for a batch.
+    """
+    further: list[Capture] = []
+    reasons: tuple[str, ...] = ()
+    last = captured
+    for index in range(_MAX_PASSES):
+        if index:
+            execute_pass()
+        try:
+            current = front.find(batch)[0]
+        except Changed as change:
+            reasons = reasons or change.reasons
+            last = front.capture(batch)
+            further.append(last)
+        else:
+            if current is last:
+                return further, reasons, True
+            last = current
+    return further, reasons, False
+
+
+def settling_message(name: str, reasons: Sequence[str]) -> str:
+    """Return the message for state that each forward pass changes."""
+    pattern = r" was (.*?) and is (.*?), read at "
+    text = re.sub(pattern, r" from \1 to \2 at ", "; ".join(reasons[:1]), count=1)
+    return (
+        f"{name}: forward changes {text or 'what it reads'}, and one graph cannot follow; make it "
+        "a buffer or an input, or leave the change out"
+    )
 
 
 class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]

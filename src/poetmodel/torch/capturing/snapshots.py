@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import torch
 
-from poetmodel.torch.capturing.front import Changed, StepFront, find_line
+from poetmodel.torch.capturing.front import StepFront, find_line
 from poetmodel.torch.capturing.inputs import copy_inputs, flatten, takes_keywords, unflatten
-from poetmodel.torch.capturing.passes import Passes
+from poetmodel.torch.capturing.passes import Passes, settle, settling_message
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from poetmodel.torch.capturing.inputs import Inputs
-
-_MAX_PASSES: Final = 2
-"""Number of further passes in which what forward reads must be as the pass before left it."""
 
 
 def check_snapshot(
@@ -68,31 +64,9 @@ def check_snapshot(
                 f"{name}: Python computes a number{where} anew in each step, and one graph has "
                 "that of its capture; make it an input or a buffer"
             )
-        _check_settled(name, front, batch, lambda: passes.execute(forward))
+        passes.execute(forward)
+        _, reasons, is_settled = settle(front, capture, batch, lambda: passes.execute(forward))
+        if not is_settled:
+            raise CaptureError(settling_message(name, reasons))
     finally:
         passes.snapshot.restore(keeps_new=refusal is not None)
-
-
-def _check_settled(
-    name: str, front: StepFront, batch: Sequence[Any], execute_pass: Callable[[], object]
-) -> None:
-    """Raise `CaptureError` if each forward pass changes what it reads."""
-    reasons: tuple[str, ...] = ()
-    for _ in range(_MAX_PASSES):
-        last = front.captures[-1]
-        execute_pass()
-        try:
-            capture = front.find(batch)[0]
-        except Changed as change:
-            reasons = reasons or change.reasons
-            front.capture(batch)
-        else:
-            if capture is last:
-                return
-    change_text = re.sub(
-        r" was (.*?) and is (.*?), read at ", r" from \1 to \2 at ", reasons[0], count=1
-    )
-    raise CaptureError(
-        f"{name}: forward changes {change_text}, and one graph cannot follow; make it a buffer or "
-        "an input, or leave the change out"
-    )

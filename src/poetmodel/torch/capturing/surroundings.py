@@ -95,12 +95,6 @@ class _StrideCorrector:
             evaluate = values.evaluate_dynamic_shape if has_dynamic_shape else values.evaluate
             known_value = evaluate(func, args, keywords)
         if known_value is not None and (is_read or has_dynamic_shape):
-            if known_value.real_value is None:
-                raise ForbiddenError(
-                    "a random number is read{where} (an if, .item(), float(), ...), and a compiled "
-                    "step would always repeat the decision of the capture; turn the random choice "
-                    "off, or draw it outside of the step and pass it as an input"
-                )
             if is_read:
                 self._values.record_read(known_value, known_value.real_value)
                 return known_value.real_value

@@ -1,16 +1,13 @@
-"""Known values of fake tensors in a capture, and reads of them by Python code.
+"""Known values of fake tensors in a capture, and reads of them by operators.
 
 A fake tensor that is not large gets a known value if only the code, the inputs and the buffers
-determine this value. Python code may read the value: by an ``if``, ``.item()`` or a shape that
-depends on a mask. For each value that is read and is no constant, an expression in terms of inputs
-and buffers is recorded. A guard evaluates the expression again before each step.
+determine this value. Operators may read it: in an assertion, or for a shape. For each value that is
+read and is no constant, an expression in terms of inputs and buffers is recorded. A guard evaluates
+the expression again before each step.
 
-Whether numbers are finite depends on parameters, so no guard can test it before a step. Models for
-detection and translation often test it to clamp overflows: ``if not torch.isfinite(x).all()``. A
-captured step assumes that all numbers are finite, and returns the result of the test as one more
-output. If the test fails, the step raises `CaptureError`; `Runner` describes its rollback. Tests of
-the arguments of distributions, and those of ``torch.linalg``, for example that a matrix is
-invertible, are treated in the same way.
+Assertions of unknown values, such as that a matrix is invertible, depend on parameters: a captured
+step assumes that they hold, and returns the result as one more output. If one fails, the step
+raises `CaptureError`; `Runner` describes its rollback.
 """
 
 from __future__ import annotations
@@ -123,18 +120,6 @@ _LITERAL_OPERATORS: Final = ("lift_fresh", "lift_fresh_copy")
 """Operators that return the constant of ``torch.tensor([1, 2])``."""
 _CREATORS: Final = frozenset((*_FROM_NUMBERS, "tril_indices", "triu_indices", "zeros"))
 """Operators that create a tensor without reading one."""
-_RANDOM_OPERATORS: Final = frozenset(
-    ("cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint_like",
-     "randn_like", "random", "uniform")
-)  # fmt: skip
-"""Operators that draw random numbers for the shape and type of a tensor."""
-_SIZE_FUNCTIONS: Final = {
-    "index": (1, torch.ops.aten.count_nonzero.default),
-    "masked_select": (1, torch.ops.aten.count_nonzero.default),
-    "_ctc_loss": (3, torch.ops.aten.max.default),
-}
-"""For operators whose output shape depends on one argument: (position of the argument, function
-of it that determines the shape)."""
 
 
 @dataclass(slots=True)
@@ -142,15 +127,10 @@ class KnownValue:
     """The value of a fake tensor, or of all outputs of an operation."""
 
     real_value: Any
-    """The value; None for random values, which Python code must not read."""
     expression: SourceTensor | CallExpression | None = None
-    """Expression in terms of inputs and buffers; None if constant, random or `is_metadata_only`."""
+    """Expression in terms of inputs and buffers; None if constant or `is_metadata_only`."""
     is_metadata_only: bool = False
     """Whether `real_value` has the right shape, strides and type, but other numbers."""
-
-
-_RANDOM: Final = KnownValue(None)
-"""The value of random tensors, and of tensors that depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,38 +158,31 @@ class KnownValues:
             setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, source))
 
     def evaluate(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Evaluate an operation on known inputs; None if unknown, `_RANDOM` if it draws numbers.
+        """Evaluate an operation on known inputs; None if unknown, or if it draws numbers.
 
         An operation in place is evaluated only on constants, whose values change. If a tensor
         depends on inputs, it invalidates the known values of all its tensor arguments.
         """
         inputs = tensors_in((arguments, keywords))
         name = function.overloadpacket.__name__
-        is_random_operator = torch.Tag.nondeterministic_seeded in function.tags
         if not inputs and name not in _CREATORS:
-            return _RANDOM if is_random_operator else None
+            return None
         reads_metadata = name in _FROM_METADATA
         if reads_metadata and any(tensor.numel() > _MAX_STORED for tensor in inputs):
             return None
         values = [_get_known_value(tensor, function) for tensor in inputs]
         known_inputs = [value for value in values if value is not None]
-        are_known = len(known_inputs) == len(values) and all(
-            value.real_value is not None for value in known_inputs
-        )
+        are_known = len(known_inputs) == len(values)
         depends_on_inputs = any(value.expression is not None for value in known_inputs)
         is_writing = function._schema.is_mutable  # noqa: SLF001 - the only source of this fact
         if (
-            is_random_operator
+            torch.Tag.nondeterministic_seeded in function.tags
             or not (are_known or reads_metadata)
             or (is_writing and depends_on_inputs)
         ):
             if is_writing:
                 _invalidate_values(inputs)
-            is_random = is_random_operator or any(
-                value.real_value is None for value in known_inputs
-            )
-            is_complete = len(known_inputs) == len(values) or name in _RANDOM_OPERATORS
-            return _RANDOM if is_random and is_complete else None
+            return None
         with no_dispatch(), torch.no_grad():
             try:
                 real_arguments, real_keywords = _pytree.tree_map(
@@ -227,10 +200,6 @@ class KnownValues:
         if known_value is None or known_value.is_metadata_only:
             return
         fakes = _pytree.tree_leaves(outputs)
-        if known_value.real_value is None:
-            for fake in tensors_in(fakes):
-                setattr(fake, _VALUE_ATTRIBUTE, known_value)
-            return
         has_many_outputs = not isinstance(known_value.real_value, torch.Tensor)
         pairs = zip(fakes, _pytree.tree_leaves(known_value.real_value), strict=False)
         for index, (fake, real_value) in enumerate(pairs):
@@ -266,7 +235,7 @@ class KnownValues:
     def record_assert(self, function: Any, tensor: torch.Tensor) -> None:
         """Record that an operator asserts `tensor`: as a read if known, otherwise in `asserts`."""
         known_value = _get_known_value(tensor, function)
-        if known_value is None or known_value.real_value is None:
+        if known_value is None:
             self.asserts.append(function)
         else:
             self.record_read(known_value, bool(known_value.real_value), function=bool)
@@ -276,29 +245,20 @@ class KnownValues:
     ) -> KnownValue | None:
         """Evaluate an operation whose output shape depends on values; record reads of them.
 
-        Returns None if these values are unknown, `_RANDOM` if random. If only they are known, the
-        result is for zeros in place of unknown values (`is_metadata_only`).
+        Returns None if these values are unknown. If only they are known, as the lengths that decide
+        the shape of a CTC loss, the result is for zeros in place of others (`is_metadata_only`).
         """
         known_value = self.evaluate(function, arguments, keywords)
-        is_known = known_value is not None and known_value.real_value is not None
-        position, size_function = _SIZE_FUNCTIONS.get(
-            function.overloadpacket.__name__, (None, None)
-        )
-        if position is None:
-            if known_value is not None and is_known:
-                self.record_read(known_value, shapes_of(known_value.real_value), function=shapes_of)
-            return known_value
-        deciding_tensors = [
-            tensor
-            for tensor in tensors_in(arguments[position])
-            if position != 1 or tensor.dtype in _MASK_DTYPES
-        ]
-        for tensor in deciding_tensors:
-            size_value = self.evaluate(size_function, (tensor,), {})
-            if size_value is None or size_value.real_value is None:
-                return size_value
-            self.record_read(size_value, int(size_value.real_value), function=int)
-        if is_known or not deciding_tensors:  # an index by integers has a fixed shape
+        is_ctc_loss = function.overloadpacket.__name__ == "_ctc_loss"
+        lengths = tensors_in(arguments[3]) if is_ctc_loss else []
+        if not lengths and known_value is not None:
+            self.record_read(known_value, shapes_of(known_value.real_value), function=shapes_of)
+        for tensor in lengths:
+            longest = self.evaluate(torch.ops.aten.max.default, (tensor,), {})
+            if longest is None:
+                return None
+            self.record_read(longest, int(longest.real_value), function=int)
+        if known_value is not None or not lengths:
             return known_value
         with no_dispatch(), torch.no_grad():
             real_arguments, real_keywords = _pytree.tree_map(
@@ -330,7 +290,6 @@ class KnownValues:
         return self._literals.setdefault(key, Literal(literal))
 
 
-_MASK_DTYPES: Final = (torch.bool, torch.uint8)
 _DESCRIPTION_BY_FUNCTION: Final = {
     bool: "number that is checked",
     int: "number that decides a shape",
@@ -350,19 +309,19 @@ def _get_known_value(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     if function.overloadpacket.__name__ in _LITERAL_OPERATORS and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
     known_value: KnownValue | None = getattr(tensor, _VALUE_ATTRIBUTE, None)
-    if known_value is None or known_value.real_value is None:
-        return known_value
+    if known_value is None:
+        return None
     real_value = known_value.real_value
     is_invalidated = real_value.numel() and not real_value.untyped_storage().nbytes()
     return None if is_invalidated else known_value
 
 
 def _real_or_zeros(leaf: Any, function: Any) -> Any:
-    """Return a tensor's known value, or zeros if unknown or random; any other object itself."""
+    """Return a tensor's known value, or zeros if unknown; any other object itself."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     known_value = _get_known_value(leaf, function)
-    if known_value is None or known_value.real_value is None:
+    if known_value is None:
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
     return known_value.real_value
 
@@ -373,7 +332,7 @@ def _invalidate_values(tensors: Iterable[torch.Tensor]) -> None:
         known_value = getattr(tensor, _VALUE_ATTRIBUTE, None)
         if known_value is None:
             continue
-        if known_value.expression is None and known_value.real_value is not None:
+        if known_value.expression is None:
             known_value.real_value.untyped_storage().resize_(0)
         delattr(tensor, _VALUE_ATTRIBUTE)
 
