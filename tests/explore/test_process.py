@@ -65,7 +65,7 @@ def test_ctrl_c_ends_everything(tmp_path, asked):
     [
         pytest.param(signal.SIGTERM, 0.0),
         pytest.param(signal.SIGINT, 0.0, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 0.5, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 0.5, marks=pytest.mark.seeds),
         pytest.param(signal.SIGINT, 1.0, marks=pytest.mark.slow),
     ],
 )
