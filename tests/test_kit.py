@@ -16,7 +16,7 @@ from kit.rotation import (
     select_tests,
 )
 
-NAMES = [f"a.py::test_{letter}[{number}]" for letter in "abc" for number in range(20)]
+NAMES = [f"a.py::test_{letter}[{number}]" for letter in "abc" for number in range(40)]
 
 
 def test_each_case_has_its_turn_once():

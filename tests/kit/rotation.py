@@ -17,7 +17,7 @@ from zlib import crc32
 
 import pytest
 
-SHARES = 16
+SHARES = 32
 """Number of shares into which the tests marked ``seeds`` are divided."""
 KEPT = Path(__file__).parents[1] / "kept_seeds.txt"
 """File with the names of tests that failed before, one per line; they are always selected."""
