@@ -63,11 +63,36 @@ _HARD: Final = (
 )
 """Model, device, budget and deadline of instances that are hard to prove; half of them have a
 deadline."""
-SAMPLES: Final[Mapping[str, Callable[[], tuple[grid.Instance, ...]]]] = {
-    "hard": lambda: tuple(
+_LATE: Final = (
+    ("paper/resnet50", "paper-a72", "floor+2%", "105%"),
+    ("paper/bert", "paper-a72", "20%", "105%"),
+    ("paper/bert", "paper-a72", "15%", "105%"),
+    ("paper/resnet18-cifar", "paper-a72", "floor+2%", "130%"),
+    ("paper/resnet18-cifar", "paper-a72", "20%", "105%"),
+    ("paper/bert", "paper-a72", "floor+2%", "115%"),
+    ("paper/bert", "paper-a72", "floor+2%", "105%"),
+    ("paper/resnet18-cifar", "paper-a72", "floor+2%", "115%"),
+    ("paper/resnet18-cifar", "paper-a72", "floor+2%", "105%"),
+    ("paper/bert", "paper-a72", "15%", "115%"),
+    ("paper/resnet18-cifar", "paper-a72", "15%", "115%"),
+    ("paper/resnet18-cifar", "paper-a72", "15%", "105%"),
+    ("paper/resnet50", "paper-a72", "15%", "105%"),
+)
+"""As `_HARD`: instances for whose deadline the heuristics before a proof find no schedule."""
+
+
+def _make_instances(
+    named: tuple[tuple[str, str, str, str | None], ...],
+) -> tuple[grid.Instance, ...]:
+    return tuple(
         grid.Instance(goal=0, model=model, device=device, ram=ram, deadline=deadline)
-        for model, device, ram, deadline in _HARD
-    ),
+        for model, device, ram, deadline in named
+    )
+
+
+SAMPLES: Final[Mapping[str, Callable[[], tuple[grid.Instance, ...]]]] = {
+    "hard": lambda: _make_instances(_HARD),
+    "late": lambda: _make_instances(_LATE),
     "pinned": load_pinned,
 }
 """Instances by the name of their sample. Those of ``against`` have proofs, whose times count."""
