@@ -38,7 +38,7 @@ from poetmodel.torch.dynamo.planning import (
     PlanRecord,
 )
 from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner, Planned
-from poetmodel.torch.dynamo.steps import find_frontiers
+from poetmodel.torch.dynamo.steps import has_choice
 from poetmodel.torch.dynamo.wrappers import (
     active_ddp,
     find_sharded_parents,
@@ -266,14 +266,10 @@ class Backend(GraphPlanner):
         if number == 0:
             self._steps.step_plan = None
             last_step = self._live.last_step
-            if last_step is not None:
-                has_many_calls = len(find_frontiers(last_step)) > 1
-                if has_many_calls or frontier.graph_problem.call.has_concurrent_calls:
-                    with self.record_refusals():
-                        self._steps.choose_step_plan(
-                            last_step, self._live.find_modes(), self._ranks
-                        )
-                    self._live.budget_bytes = self._steps.budget_bytes
+            if last_step is not None and has_choice(last_step):
+                with self.record_refusals():
+                    self._steps.choose_step_plan(last_step, self._live.find_modes(), self._ranks)
+                self._live.budget_bytes = self._steps.budget_bytes
         graph_plan = self._steps.find_plan(frontier, number)
         if graph_plan is not None:
             return graph_plan, CallChoice(expected_number=number)

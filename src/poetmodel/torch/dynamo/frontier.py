@@ -7,7 +7,7 @@ from functools import cached_property
 from math import ceil, inf
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.torch.planning.task import LeastRam, find_min_ram
 from poetmodel.units import MAX_BYTES
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
+    from poetmodel.solver import SolveResult
     from poetmodel.torch.dynamo.planning import GraphPlan, GraphProblem
 
 _PEAK_FACTORS: Final = (1.0, 1.1, 1.25, 1.5, 2.0)
@@ -28,6 +29,14 @@ _N_SOLVES: Final = 12
 """Number of solves by which the time limit of a call is divided."""
 
 
+class KnownPlan(NamedTuple):
+    """A plan of a graph, as another process can make it again."""
+
+    limits: tuple[int, int]
+    """Limits of the peak and of the saved bytes by which it was found [B]."""
+    result: SolveResult
+
+
 class Frontier:
     """Plans of a graph, from the fewest saved bytes to keep-all; solved on demand."""
 
@@ -37,6 +46,8 @@ class Frontier:
         """Time at which the current search for plans ends, on the monotonic clock [s]."""
         self._plan_by_limits: dict[tuple[int, int], GraphPlan | None] = {}
         """Result of `GraphProblem.plan_within`, by its limits."""
+        self._adopted_plans: dict[tuple[int, int], GraphPlan] = {}
+        """Plans by results of another process, by their limits."""
         self._lock = Lock()
         """Held while a plan is found, so that all threads get the same."""
 
@@ -51,15 +62,11 @@ class Frontier:
         graph_problem = self.graph_problem
         problem = graph_problem.make_problem(MAX_BYTES)
 
-        def find_peak_bytes() -> int | None:
-            simulation = find_min_ram(problem, graph_problem.settings.gap).simulation
-            return None if simulation is None else simulation.peak_ram_bytes
-
-        peak_bytes = graph_problem.call.ranks.share(graph_problem.graph.sha256, find_peak_bytes)
+        simulation = find_min_ram(problem, graph_problem.settings.gap).simulation
         return (
             graph_problem.keep_all_bytes
-            if peak_bytes is None
-            else peak_bytes + graph_problem.extra_bytes
+            if simulation is None
+            else simulation.peak_ram_bytes + graph_problem.extra_bytes
         )
 
     @cached_property
@@ -84,9 +91,42 @@ class Frontier:
             or self.keep_all_plan
         )
 
+    def agree(self) -> None:
+        """Find the tight plan, and that which keeps all, in the first process for all."""
+
+        def find() -> tuple[int, list[KnownPlan]]:
+            plans = (self.tight_plan, self.keep_all_plan)
+            return self.min_peak_bytes, [self.describe(graph_plan) for graph_plan in plans]
+
+        graph_problem = self.graph_problem
+        min_peak_bytes, known_plans = graph_problem.call.ranks.share(
+            graph_problem.graph.sha256, find
+        )
+        self.min_peak_bytes = min_peak_bytes
+        self.tight_plan, self.keep_all_plan = map(self.adopt, known_plans)
+
+    def describe(self, graph_plan: GraphPlan) -> KnownPlan:
+        """Return what `adopt` of another process needs for a plan of this frontier."""
+        limits = next(limits for limits, plan in self._plan_by_limits.items() if plan is graph_plan)
+        return KnownPlan(limits, graph_plan.result)
+
+    def adopt(self, known_plan: KnownPlan) -> GraphPlan:
+        """Return the plan that another process has found, as one of this frontier."""
+        limits, result = known_plan
+        own_plan = self._plan_by_limits.get(limits)
+        if own_plan is not None and own_plan.result is result:
+            return own_plan
+        if limits not in self._adopted_plans:
+            graph_plan = self.graph_problem.plan_within(*limits, result)
+            if graph_plan is None:
+                raise AssertionError("a plan of another process is within the limits of its search")
+            self._adopted_plans[limits] = graph_plan
+        return self._adopted_plans[limits]
+
     def contains(self, graph_plan: GraphPlan) -> bool:
         """Return whether a plan is among those that this frontier has found, by identity."""
-        return any(graph_plan is plan for plan in self._plan_by_limits.values())
+        known_plans = (*self._plan_by_limits.values(), *self._adopted_plans.values())
+        return any(graph_plan is plan for plan in known_plans)
 
     def find_plans(self, budget_bytes: int, until_s: float) -> list[GraphPlan]:
         """Return the plans within a budget that no faster one dominates, fastest first.

@@ -363,6 +363,8 @@ class LiveCalls:
         """Returns the gradients that FSDP2 holds; those from before a step do not count in it."""
         self.find_modes: Callable[[], Hashable] = tuple
         """Returns what distinguishes steps of equal calls: the modes of FSDP2."""
+        self.tell_step: Callable[[Sequence[Moment], Hashable], object] = lambda *_: None
+        """Called with passes and modes of each step that ended complete."""
         self.last_steps: dict[Hashable, tuple[Moment, ...]] = {}
         """Passes of the last step of each mode that ended and had calls with a choice of plans; a
         step that was not complete has none."""
@@ -486,9 +488,13 @@ class LiveCalls:
             is_returned = ended_pass.forward_call is not None or ended_pass.is_done
             self._is_regular = self._is_regular and is_returned and not ended_pass.retains_graph
             self._remove_finished()
-            if ended_pass.is_done and not self._calls and not self._passes:
+            is_end = ended_pass.is_done and not self._calls and not self._passes
+            if is_end:
                 self.has_completed_step, self.refusal = True, None
                 self._end_step()
+            moments, modes = self.last_steps.get(self._modes), self._modes
+        if is_end and moments is not None:
+            self.tell_step(moments, modes)
 
     @property
     def last_step(self) -> tuple[Moment, ...] | None:

@@ -457,10 +457,13 @@ class GraphProblem:
         problem = self.make_problem(max(1, budget_bytes - self.extra_bytes))
         return self.make_task(problem, budget_bytes).make_error(least, is_proved=False)
 
-    def plan_within(self, peak_bytes: int, saved_bytes: int) -> GraphPlan | None:
+    def plan_within(
+        self, peak_bytes: int, saved_bytes: int, known: SolveResult | None = None
+    ) -> GraphPlan | None:
         """Return a plan within two limits [B]; None if none is found in the remaining time.
 
-        `peak_bytes` bounds each pass with `extra_bytes`; `saved_bytes` is without results.
+        `peak_bytes` bounds each pass with `extra_bytes`; `saved_bytes` is without results. `known`:
+        the result that another process found.
         """
         usable_bytes = peak_bytes - self.extra_bytes
         if usable_bytes <= 0:
@@ -469,8 +472,10 @@ class GraphProblem:
         if floor(problem.graph).bytes > usable_bytes:
             return None
         regions = find_regions(self.joint, problem.graph, self.settings.regions)
-        task = self.make_task(problem, peak_bytes)
-        result = _shared_solve(task, self.settings, self.call, regions)
+        result = known
+        if result is None:
+            task = self.make_task(problem, peak_bytes)
+            result = _solve(task, self.settings, self.call, regions)
         if result.schedule is None:
             return None
         return self.make_plan(

@@ -25,9 +25,9 @@ _EXCHANGE_NUMBERS: Final = count()
 class RankExchange:
     """Exchanges values through the store of PyTorch's default process group.
 
-    All processes must make the same exchanges in the same order. If one has another key, or does
-    not arrive in time, the others raise `CaptureError`. Where `is_needed` returns False, a process
-    is alone.
+    `share` and `gather` wait: all processes must call them in the same order, as they do while they
+    compile. If one has another key, or does not arrive in time, the others raise `CaptureError`.
+    `post` and `find_posts` never wait. Where `is_needed` returns False, a process is alone.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RankExchange:
 
         `key` must be equal in all: it shows that they plan one graph. If `compute` fails, all do.
         """
-        if self._is_alone():
+        if self.is_alone:
             return compute()
         store, prefix = self._exchange(key, b"")
         if distributed.get_rank() == 0:
@@ -63,19 +63,34 @@ class RankExchange:
 
     def gather(self, key: str, value: Any) -> list[Any]:
         """Return picklable values of all processes by rank. `key`: equal in all, may be reused."""
-        if self._is_alone():
+        if self.is_alone:
             return [value]
         store, prefix = self._exchange(key, pickle.dumps(value))
         size = distributed.get_world_size()
         values = [store.get(f"{prefix}/{rank}").partition(b"\n")[2] for rank in range(size)]
         return [pickle.loads(content) for content in values]  # noqa: S301 - of the same job
 
+    def post(self, key: str, value: Any) -> None:
+        """Publish a picklable value of this process."""
+        _get_store().set(self._post_key(key, distributed.get_rank()), pickle.dumps(value))
+
+    def find_posts(self, key: str, n_processes: int | None = None) -> list[Any] | None:
+        """Return what the first processes posted, by default all; None if one has not yet."""
+        count = distributed.get_world_size() if n_processes is None else n_processes
+        store, keys = _get_store(), [self._post_key(key, rank) for rank in range(count)]
+        if not store.check(keys):
+            return None
+        return [pickle.loads(store.get(post_key)) for post_key in keys]  # noqa: S301 - of the same job
+
+    def _post_key(self, key: str, rank: int) -> str:
+        return f"poetmodel/{self._number}/posts/{digest(key)}/{rank}"
+
     def _exchange(self, key: str, value: bytes) -> tuple[distributed.Store, str]:
         """Write a value, wait for all, refuse unequal keys; return (store, prefix of its keys)."""
         if self._number is None:
             self._number = next(_EXCHANGE_NUMBERS)
         rank, size = distributed.get_rank(), distributed.get_world_size()
-        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way
+        store = _get_store()
         prefix = f"poetmodel/{self._number}/{next(self._value_numbers)}"
         own_digest = digest(key).encode()
         store.set(f"{prefix}/{rank}", own_digest + b"\n" + value)
@@ -102,7 +117,17 @@ class RankExchange:
             )
         return store, prefix
 
-    def _is_alone(self) -> bool:
-        """Return whether no other process plans the same graph."""
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process plans the same graph."""
         has_group = distributed.is_initialized() and distributed.get_world_size() > 1
         return not (has_group and self._is_needed())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process solves for all."""
+        return self.is_alone or distributed.get_rank() == 0
+
+
+def _get_store() -> distributed.Store:
+    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way

@@ -152,6 +152,7 @@ class GraphPlanner:
         self._steps = StepPlanner(settings.keep_all_fraction, settings.stated_bytes)
         self._live.budget_bytes = settings.stated_bytes
         self._live.outside_bytes = self._stated_outside_memory().peak_bytes
+        self._live.tell_step = lambda moments, modes: self._steps.tell(moments, modes, self._ranks)
         self._ranks = RankExchange(
             settings.time_limit_s, lambda: bool(self._replicas or self._fsdp_modules)
         )
@@ -393,6 +394,8 @@ class GraphPlanner:
             )
         if frontier is None or not call.has_concurrent_calls:
             return Planned(plan(joint, profiles, self.settings, **options), frontier)
+        if not call.ranks.is_alone:
+            frontier.agree()
         stated_bytes = self.settings.stated_bytes
         if stated_bytes is not None:
             frontier.check_budget(stated_bytes)

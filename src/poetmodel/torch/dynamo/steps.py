@@ -10,6 +10,10 @@ subject to, for each pass and for the interval between forward and backward pass
 `fixed` is the memory that does not depend on the choice: results, returned gradients, calls with
 one plan, parameters that FSDP2 gathered, buckets of DDP, and, in the interval, the stated memory
 outside of compiled functions.
+
+In a group, the first process chooses when all processes have had the step; the others use its
+choice from their next such step on. None waits, because what is a step depends on when tensors are
+freed, which differs between processes; until then, calls have the plans of a first step.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from poetmodel.torch.dynamo.frontier import Frontier
+    from poetmodel.torch.dynamo.frontier import Frontier, KnownPlan
     from poetmodel.torch.dynamo.planning import GraphPlan, PassPeaks
     from poetmodel.torch.dynamo.ranks import RankExchange
 
@@ -84,15 +88,20 @@ def make_step_key(moments: Sequence[Moment]) -> Hashable:
     )
 
 
-def gather_max_fixed_bytes(
-    moments: Sequence[Moment], key: str, ranks: RankExchange
-) -> list[Moment]:
-    """Return `moments` with the maximum `fixed_bytes` of all processes; `key` is of the step."""
-    sizes = zip(*ranks.gather(key, [moment.fixed_bytes for moment in moments]), strict=True)
+def with_max_fixed_bytes(moments: Sequence[Moment], sizes: Sequence[Sequence[int]]) -> list[Moment]:
+    """Return `moments` with the maximum of `sizes`, the `fixed_bytes` of each process."""
     return [
         moment._replace(fixed_bytes=max(moment_sizes))
-        for moment, moment_sizes in zip(moments, sizes, strict=True)
+        for moment, moment_sizes in zip(moments, zip(*sizes, strict=True), strict=True)
     ]
+
+
+def has_choice(moments: Sequence[Moment]) -> bool:
+    """Return whether the plans of a step are chosen: it has several calls, or concurrent ones."""
+    frontiers = find_frontiers(moments)
+    return len(frontiers) > 1 or any(
+        frontier.graph_problem.call.has_concurrent_calls for frontier in frontiers
+    )
 
 
 def find_frontiers(moments: Sequence[Moment]) -> list[Frontier]:
@@ -168,6 +177,32 @@ def choose_plans(
     return plans if peak_bytes(moments, plans) <= budget_bytes else None
 
 
+class _FoundChoice(NamedTuple):
+    """A choice of the first process, as the others can make it again."""
+
+    plans: tuple[KnownPlan, ...]
+    peak_bytes: int
+    budget_bytes: int
+    keep_all_bytes: int
+
+    @classmethod
+    def of(cls, choice: StepPlan, frontiers: Sequence[Frontier]) -> _FoundChoice:
+        """Return a choice for other processes."""
+        plans = zip(frontiers, choice.plans, strict=True)
+        return cls(
+            tuple(frontier.describe(graph_plan) for frontier, graph_plan in plans),
+            choice.peak_bytes,
+            choice.budget_bytes,
+            choice.keep_all_bytes,
+        )
+
+    def adopt(self, frontiers: Sequence[Frontier]) -> StepPlan:
+        """Return the choice with plans of this process."""
+        plans = zip(frontiers, self.plans, strict=True)
+        own_plans = tuple(frontier.adopt(known_plan) for frontier, known_plan in plans)
+        return StepPlan(own_plans, *self[1:])
+
+
 class StepPlanner:
     """Chooses plans for the calls of a step, when the calls of an earlier step are known.
 
@@ -195,18 +230,46 @@ class StepPlanner:
     ) -> StepPlan | None:
         """Choose the plans of a step by the passes of the previous one; set and return `step_plan`.
 
-        None if no choice was found, and for further steps after `_MAX_CHOICES` different ones.
+        None if no choice was found yet, and for further steps after `_MAX_CHOICES` different ones.
         Choices are cached by `make_step_key` and `modes`.
         """
         key = (make_step_key(moments), modes)
-        if key not in self._choices and len(self._choices) < _MAX_CHOICES:
-            gather_key = str(
-                [(moment.number, moment.is_backward, moment.waiting_numbers) for moment in moments]
-            )
-            common_moments = gather_max_fixed_bytes(moments, gather_key, ranks)
-            self._choices[key] = self._choose(common_moments, ranks)
+        if self._is_new(key):
+            for choice in self._agree(moments, modes, ranks):
+                self._choices[key] = choice
         self.step_plan = self._choices.get(key)
         return self.step_plan
+
+    def tell(self, moments: Sequence[Moment], modes: Hashable, ranks: RankExchange) -> None:
+        """Tell the first process of a step that ended in this one, so that it can choose plans."""
+        is_new = self._is_new((make_step_key(moments), modes))
+        if is_new and not ranks.is_alone and has_choice(moments):
+            ranks.post(_make_text(moments, modes), [moment.fixed_bytes for moment in moments])
+
+    def _is_new(self, key: Hashable) -> bool:
+        return key not in self._choices and len(self._choices) < _MAX_CHOICES
+
+    def _agree(
+        self, moments: Sequence[Moment], modes: Hashable, ranks: RankExchange
+    ) -> list[StepPlan | None]:
+        """Return [the choice of the first process], chosen now if this is it; [] if not known."""
+        if ranks.is_alone:
+            return [self._choose(moments)]
+        text = _make_text(moments, modes)
+        plans_text = f"plans of {text}"
+        if ranks.is_first:
+            sizes = ranks.find_posts(text)
+            if sizes is None:
+                return []
+            choice = self._choose(with_max_fixed_bytes(moments, sizes))
+            ranks.post(plans_text, choice and _FoundChoice.of(choice, find_frontiers(moments)))
+            return [choice]
+        found_choices: list[_FoundChoice | None] = ranks.find_posts(plans_text, 1) or []
+        choices = [found and found.adopt(find_frontiers(moments)) for found in found_choices]
+        if choices and choices[0] is not None:
+            self.budget_bytes = choices[0].budget_bytes
+            _LOG.info("%s", choices[0])
+        return choices
 
     def find_plan(self, frontier: Frontier, number: int) -> GraphPlan | None:
         """Return the plan chosen for call `number` of the step; None unless of `frontier`."""
@@ -216,7 +279,7 @@ class StepPlanner:
         graph_plan = plans[number]
         return graph_plan if frontier.contains(graph_plan) else None
 
-    def _choose(self, moments: Sequence[Moment], ranks: RankExchange) -> StepPlan | None:
+    def _choose(self, moments: Sequence[Moment]) -> StepPlan | None:
         """Choose and log a plan of each call, or None; the first choice sets `budget_bytes`."""
         frontiers = find_frontiers(moments)
         keep_all_bytes = peak_bytes(moments, [frontier.keep_all_plan for frontier in frontiers])
@@ -229,22 +292,9 @@ class StepPlanner:
                 plans_by_frontier[id(frontier)] = frontier.find_plans(self.budget_bytes, until_s)
         plans_by_call = [plans_by_frontier[id(frontier)] for frontier in frontiers]
 
-        budget_bytes = self.budget_bytes
-
-        def choose_indices() -> list[int] | None:
-            """Return indices in `plans_by_call` of the plans of `choose_plans`, or None."""
-            plans = choose_plans(moments, plans_by_call, budget_bytes)
-            if plans is None:
-                return None
-            return [
-                next(i for i, candidate in enumerate(call_plans) if candidate is graph_plan)
-                for graph_plan, call_plans in zip(plans, plans_by_call, strict=True)
-            ]
-
-        plan_indices = ranks.share(f"plans of {len(plans_by_call)} calls", choose_indices)
-        if plan_indices is None:
+        plans = choose_plans(moments, plans_by_call, self.budget_bytes)
+        if plans is None:
             return None
-        plans = [call_plans[i] for i, call_plans in zip(plan_indices, plans_by_call, strict=True)]
         choice = StepPlan(
             plans=tuple(plans),
             peak_bytes=peak_bytes(moments, plans),
@@ -253,6 +303,14 @@ class StepPlanner:
         )
         _LOG.info("%s", choice)
         return choice
+
+
+def _make_text(moments: Sequence[Moment], modes: Hashable) -> str:
+    """Return `make_step_key` with `modes` as a text that is equal in all processes."""
+    frontiers = [moment.frontier for moment in moments]
+    hashes = [frontier and frontier.graph_problem.graph.sha256 for frontier in frontiers]
+    passes = [(moment.number, moment.is_backward, moment.waiting_numbers) for moment in moments]
+    return str((hashes, passes, modes))
 
 
 def _pass_bytes(peaks: PassPeaks, moment: Moment) -> int:
