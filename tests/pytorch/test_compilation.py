@@ -186,6 +186,9 @@ def test_costs_are_measured_with_the_threads_that_run():
         ({"ram": "100%", "storage": "file/below"}, "no file can be created"),
         ({"ram": "100%", "storage": 5}, "storage: expected a folder, got 5"),
         ({"ram": "100%", "storage": ""}, "storage: .*got ''"),
+        ({"ram": "100%", "device": 5}, "device: expected a device or its name, got 5"),
+        ({"ram": "100%", "device": "cuda:0"}, "device: 'cuda:0' is a device of PyTorch"),
+        ({"ram": "100%", "rollback": "no"}, "rollback: expected True or False, got 'no'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, words, tmp_path):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ from poetmodel.torch.capturing.guards import Guards, refuse_inference_mode, refu
 from poetmodel.torch.capturing.inputs import flatten, input_errors, refuse
 from poetmodel.torch.compile_cache import CachedStep
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.planning.options import type_errors
 from poetmodel.torch.planning.progress import solve_progress_callback
 from poetmodel.torch.planning.reserves import Reserve, Reserves
 from poetmodel.torch.planning.rounds import search_in_rounds
@@ -42,6 +42,7 @@ from poetmodel.torch.step.trace import Trace, capture_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
@@ -82,13 +83,10 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         """Check the options; raise one `InputError` for all errors."""
-        faults = []
-        storage: Any = self.storage
+        faults = [*type_errors({field.name: getattr(self, field.name) for field in fields(self)})]
         if self.dynamic not in ("error", "retrace"):
             faults.append(f"dynamic: expected error or retrace, got {quote(self.dynamic)}")
-        if not isinstance(storage, str | Path | None) or storage == "":
-            faults.append(f"storage: expected a folder, got {quote(storage)}")
-        if self.paging and storage is None:
+        if self.paging and self.storage is None:
             faults.append("paging: needs a folder for pages; set storage=, or paging=False")
         if type(self.accumulate) is not int or self.accumulate < 1:
             faults.append(f"accumulate: expected 1 or more steps, got {quote(self.accumulate)}")
@@ -96,9 +94,6 @@ class CompileOptions:
             faults.append("accumulate: a step with an optimizer updates at once; leave one out")
         if type(self.steps) is not int or self.steps < 1:
             faults.append(f"steps: expected 1 or more steps, got {quote(self.steps)}")
-        cache: Any = self.cache
-        if not isinstance(cache, str | Path | bool) or cache == "":
-            faults.append(f"cache: expected a folder, True or False, got {quote(cache)}")
         if faults:
             raise InputError(faults)
 

@@ -6,9 +6,7 @@ graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Device
@@ -26,13 +24,15 @@ from poetmodel.torch.dynamo.planning import (
 )
 from poetmodel.torch.dynamo.regions import region_errors
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH_TEXT
+from poetmodel.torch.planning.options import type_errors
 from poetmodel.torch.planning.task import check_budget
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import fx
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 EAGER, INDUCTOR = "eager", "inductor"
 """Values of ``kernels=``."""
-_PYTORCH_DEVICES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
-"""Names of devices of PyTorch that users may confuse with devices of this package."""
 _NAMED_BACK_ENDS: Final[list[tuple[dict[str, Any], Backend]]] = []
 """(options, back end) of each back end that was requested by name."""
 
@@ -173,23 +171,7 @@ def _argument_errors(kernels: str, costs: str | None, **arguments: Any) -> Itera
         yield f"costs: kernels that are generated later cannot be {MEASURED}"
     if costs is not None and arguments["device"] is not None:
         yield "pass a device or costs, not both"
-    expected_types: dict[str, tuple[str, Any]] = {
-        "device": ("a device or its name", str | Device | None),
-        "storage": ("a folder", str | Path | None),
-        "cache": ("a folder, True or False", str | Path | bool),
-        "on_progress": ("a function", Callable | None),
-        "loss_only": ("True or False", bool),
-        OPTION_NAME: ("True or False", bool),
-    }
-    for name, (expected, expected_type) in expected_types.items():
-        if not isinstance(arguments[name], expected_type) or arguments[name] == "":
-            yield f"{name}: expected {expected}, got {quote(arguments[name])}"
-    if str(arguments["device"]).partition(":")[0] in _PYTORCH_DEVICES:
-        yield (
-            f"device: {quote(arguments['device'])} is a device of PyTorch; expected a board or a "
-            "card that times are estimated for, such as rpi4b, a100 or a file *.toml; leave it out "
-            "for this machine"
-        )
+    yield from type_errors(arguments)
 
 
 def _number_errors(
