@@ -8,7 +8,7 @@ import pytest
 
 from kit.browser_pages import PATIENCE_MS
 from kit.explorers import WIDE, open_visit, run_explorer
-from poetmodel.schedule.document import parse_document
+from poetmodel.schedule.document import load_document
 
 pytestmark = pytest.mark.browser
 
@@ -378,7 +378,7 @@ def test_everything_can_be_taken_away(page):
         name, text = page.page.evaluate("() => Promise.all(window.saved.pop())")
         assert name.startswith("mlp")
         assert text == files[kind]
-    document = parse_document(files["schedule"], source="download")
+    document = load_document("download", files["schedule"].encode())
     assert document.stated_metrics["energy_j"] == point["energy_j"]
     assert json.loads(files["plan"])
     assert files["report"].startswith("<!DOCTYPE html>")

@@ -11,7 +11,7 @@ from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.schedule.document import parse_document
+from poetmodel.schedule.document import load_document
 from poetmodel.schedule.relations import format_document
 from poetmodel.solver import solve
 
@@ -31,7 +31,7 @@ def subject(problem, schedule=None, *, label="A", mode="blocking"):
     The schedule is verified. If the simulator finds no violation, it is planned for `mode`, and the
     plan and its addresses are checked; otherwise the subject has no plan.
     """
-    document = parse_document(format_document(solve(problem).to_dict()), source="x.json")
+    document = load_document("x.json", format_document(solve(problem).to_dict()).encode())
     chosen = document.schedule if schedule is None else schedule
     verdict = verify(problem, chosen, stated=document.stated_metrics if schedule is None else None)
     planned = None

@@ -11,7 +11,7 @@ from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Arena, Plan, check_arena
 from poetmodel.plan.arena_check import Rectangle
-from poetmodel.plan.document import load_document, parse_document
+from poetmodel.plan.document import load_document
 from poetmodel.schedule import GraphIdentity
 
 OUT, W = "output", "workspace"
@@ -227,7 +227,7 @@ def test_addresses_are_saved_and_loaded(tmp_path):
 def test_faults_of_addresses_are_told_by_field(changes, words):
     """The message names the file, the key and the accepted values."""
     with pytest.raises(PlanError) as caught:
-        parse_document(json.dumps(document(**changes)), source="skip.plan.json")
+        load_document("skip.plan.json", json.dumps(document(**changes)).encode())
     assert all(fault.startswith("skip.plan.json: ") for fault in caught.value.faults)
     assert any(words in fault for fault in caught.value.faults), caught.value.faults
 

@@ -12,7 +12,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import Instruction, Op, Plan, check_plan
 from poetmodel.plan.derivation import add_waits_and_frees
-from poetmodel.plan.document import load_document, parse_document
+from poetmodel.plan.document import load_document
 from poetmodel.plan.listing import plan_listing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.homes import Homes
@@ -171,7 +171,7 @@ def test_homes_are_saved_in_version_2(tmp_path):
 def test_faults_are_told_with_file_and_place(change, words):
     """The message names the file, the key and the accepted values."""
     with pytest.raises(PlanError) as caught:
-        parse_document(json.dumps(document(**change)), source="skip.plan.json")
+        load_document("skip.plan.json", json.dumps(document(**change)).encode())
     assert all(fault.startswith("skip.plan.json: ") for fault in caught.value.faults)
     assert any(words in fault for fault in caught.value.faults), caught.value.faults
 

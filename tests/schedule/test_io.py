@@ -11,7 +11,7 @@ from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all
-from poetmodel.schedule.document import load_document, parse_document
+from poetmodel.schedule.document import load_document
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.schedule.relations import format_document
 
@@ -62,7 +62,7 @@ def full(bare):
 
 def parse(document):
     """Return the schedule of a document."""
-    return parse_document(json.dumps(document), source="x.json").schedule
+    return load_document("x.json", json.dumps(document).encode()).schedule
 
 
 # -- round trips -------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_any_schedule_survives_a_round_trip(graph, seed):
     plain = random_schedule(make_rng(seed), graph)
     relations = {name: getattr(plain, name) for name in RELATIONS}
     schedule = Schedule(**relations, identity=GraphIdentity.from_graph(graph))
-    found = parse_document(format_document(schedule.to_dict()), source="x").schedule
+    found = load_document("x", format_document(schedule.to_dict()).encode()).schedule
     assert found == schedule
     assert found.identity == schedule.identity
 
@@ -117,10 +117,10 @@ def test_document_holds_everything_that_was_stated(full):
     bare = {
         key: full[key] for key in ("format", "version", "graph", "nodes", "tensors", *RELATIONS)
     }
-    document = parse_document(json.dumps(bare), source="x.json")
+    document = load_document("x.json", json.dumps(bare).encode())
     assert (document.device, document.problem, document.status) == (None, None, None)
     assert set(document.stated_metrics.values()) == {None}
-    document = parse_document(json.dumps(full), source="x.json")
+    document = load_document("x.json", json.dumps(full).encode())
     assert (document.device, document.status) == ("rpi4b", "optimal")
     assert (document.problem.ram_budget_bytes, document.problem.formulation) == (8, "lazy")
     assert (document.stated_metrics["energy_j"], document.stated_metrics["peak_ram_bytes"]) == (
@@ -198,7 +198,7 @@ def test_unknown_keys_of_a_file_are_noted(bare, graph, tmp_path, caplog):
     assert caplog.text == ""
     assert Schedule.load(path) == checkpoint_all(graph)
     assert f"{path}: {note}" in caplog.text
-    assert parse_document(json.dumps(bare), source="x").notes == ()
+    assert load_document("x", json.dumps(bare).encode()).notes == ()
 
 
 def test_later_versions_and_unknown_inner_keys_name_the_writer(full):
@@ -265,6 +265,6 @@ def test_no_damage_to_a_file_ends_in_a_crash(graph, data):
     place = data.draw(st.integers(min_value=0, max_value=len(text) - 1))
     damaged = text[:place] + data.draw(st.characters(codec="utf-8")) + text[place + 1 :]
     try:
-        parse_document(damaged, source="x.json")
+        load_document("x.json", damaged.encode())
     except ScheduleError as error:
         assert all(fault.startswith("x.json: ") for fault in error.faults)  # noqa: PT017

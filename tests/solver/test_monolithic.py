@@ -17,7 +17,7 @@ from poetmodel.model import build
 from poetmodel.model.compact import COMPACT
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.schedule.document import parse_document
+from poetmodel.schedule.document import load_document
 from poetmodel.schedule.relations import format_document
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.extended import prove_model
@@ -201,7 +201,7 @@ def test_long_histories_are_thinned():
 def test_file_keeps_the_history():
     """The read history is the written one, to ten digits."""
     result = solve(comb_problem())
-    document = parse_document(format_document(result.to_dict()), source="x")
+    document = load_document("x", format_document(result.to_dict()).encode())
     assert len(document.history) == len(result.history)
     for read, made in zip(document.history, result.history, strict=True):
         assert read == pytest.approx(made, rel=1e-9)

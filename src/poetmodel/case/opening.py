@@ -12,7 +12,6 @@ from poetmodel.clock import infrequent_gc
 from poetmodel.device import Costs
 from poetmodel.device.ram import DeviceRam
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.files import decode_text, read_text
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import find_model_by_hash, load_model, model_names
 from poetmodel.plan.simulation import check_identity as check_plan_identity
@@ -29,7 +28,7 @@ from poetmodel.schedule import (
     check_identity,
     constraint_values,
 )
-from poetmodel.schedule.document import ScheduleDocument, parse_document
+from poetmodel.schedule.document import ScheduleDocument, load_document
 from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry
 from poetmodel.schedule.metrics import Display, metrics_at
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds
@@ -249,8 +248,7 @@ def open_schedule(
     or commits differ. `is_input` is for commands that continue with the schedule: costs are
     required, and statements of other costs are dropped instead of refused.
     """
-    text = read_text(path) if content is None else decode_text(content, source=str(path))
-    document = parse_document(text, source=str(path))
+    document = load_document(path, content)
     if graph is None:
         graph, case = find_graph(case, document.schedule.identity, file=str(path))
     try:
@@ -400,10 +398,10 @@ def _read_plan(content: bytes, case: Case, *, file: str) -> tuple[PlanDocument, 
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_binary
     from poetmodel.plan.document import PlanDocument
-    from poetmodel.plan.document import parse_document as parse_plan
+    from poetmodel.plan.document import load_document as load_plan
 
     if not is_binary(content):
-        document = parse_plan(decode_text(content, source=file), source=file)
+        document = load_plan(file, content)
         return document, *find_graph(case, document.plan.identity, file=file)
     try:
         graph = _find_binary_graph(case, content, file=file)

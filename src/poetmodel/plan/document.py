@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetmodel.plan.arena import Arena
-from poetmodel.plan.io import load_file, parse_plan
+from poetmodel.plan.io import load_file
 from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import false_claims
 from poetmodel.schedule.identity import OLD_COSTS_NOTE, OTHER_COSTS
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.plan.check import PlanCheck
-    from poetmodel.plan.io import PlanFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +56,9 @@ class PlanDocument:
         return violations, [f"{OTHER_COSTS}: {difference}" for difference in differences]
 
 
-def load_document(path: str | Path) -> PlanDocument:
-    """Read a plan file; raise `PlanError` if it cannot be read or is invalid."""
-    return _to_document(load_file(path))
-
-
-def parse_document(text: str, *, source: str) -> PlanDocument:
-    """Parse the text of a plan file; `source` names the file in errors."""
-    return _to_document(parse_plan(text, source=source))
-
-
-def _to_document(file: PlanFile) -> PlanDocument:
-    """Convert a validated plan file to its plan, stated metrics and, if it has one, arena."""
+def load_document(path: str | Path, content: bytes | None = None) -> PlanDocument:
+    """Read a plan file, or its `content`; raise `PlanError` if that fails or it is invalid."""
+    file = load_file(path, content)
     return PlanDocument(
         plan=Plan.from_file(file),
         stated_metrics={

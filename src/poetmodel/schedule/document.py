@@ -15,7 +15,7 @@ from poetmodel.schedule.identity import (
     OLD_COSTS_NOTE,
     OTHER_COSTS,
 )
-from poetmodel.schedule.io import load_file, parse_schedule
+from poetmodel.schedule.io import load_file
 from poetmodel.schedule.metrics import Display, Group, metrics_at
 from poetmodel.schedule.relations import Schedule
 from poetmodel.schedule.verification import false_claims
@@ -115,18 +115,9 @@ class ScheduleDocument:
         )
 
 
-def load_document(path: str | Path) -> ScheduleDocument:
-    """Read a schedule file; `ScheduleError` if it is invalid or contains no schedule."""
-    return _to_document(load_file(path))
-
-
-def parse_document(text: str, *, source: str) -> ScheduleDocument:
-    """Parse the text of a schedule file; `source` names the file in errors."""
-    return _to_document(parse_schedule(text, source=source))
-
-
-def _to_document(file: ScheduleFile) -> ScheduleDocument:
-    """Return a validated file as a document; metrics that the file lacks are None."""
+def load_document(path: str | Path, content: bytes | None = None) -> ScheduleDocument:
+    """Read a schedule file, or its `content`; `ScheduleError` if it states no valid schedule."""
+    file = load_file(path, content)
     with infrequent_gc():
         schedule = Schedule.from_file(file)
     return ScheduleDocument(

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError, convert_errors, quote
-from poetmodel.files import format_location, parse_json, read_text
+from poetmodel.files import decode_text, format_location, parse_json, read_text
 from poetmodel.headers import WRITTEN_BY, check_version, describe_writer, ignored_keys_note
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Limits, Problem
 from poetmodel.problem.parse import user_sum_faults
@@ -308,30 +308,14 @@ def _schedule_file(metrics: tuple[Metric, ...]) -> type[ScheduleFile]:
     return add_metric_fields(ScheduleFile, metrics)
 
 
-def load_file(path: str | Path) -> ScheduleFile:
-    """Read a schedule file; `ScheduleError` if it is invalid or contains no schedule."""
+def load_file(path: str | Path, content: bytes | None = None) -> ScheduleFile:
+    """Read a schedule file, or its `content`; `ScheduleError` if it states no valid schedule."""
     with convert_errors(ScheduleError):
-        text = read_text(path)
-    return parse_schedule(text, source=str(path))
-
-
-def log_notes(file: JsonFile, path: str | Path) -> None:
-    """Log a warning for each note on a file that was read from `path`."""
-    for note in file.notes:
-        _LOG.warning("%s: %s", path, note)
-
-
-def parse_schedule(text: str, *, source: str) -> ScheduleFile:
-    """Parse and validate the text of a schedule file; see `validate_schedule`."""
-    with convert_errors(ScheduleError, source):
-        values = parse_json(text, expected="poetmodel-schedule")
-    return validate_schedule(values, source=source)
-
-
-def validate_schedule(values: object, *, source: str) -> ScheduleFile:
-    """Validate schedule JSON; raise `ScheduleError` about `source` if invalid or no schedule."""
+        text = read_text(path) if content is None else decode_text(content, source=str(path))
+    source, model = str(path), _schedule_file(metrics_at(Display.FILE))
     with infrequent_gc(), convert_errors(ScheduleError, source):
-        file = validate_model(_schedule_file(metrics_at(Display.FILE)), values, kind="schedule")
+        values = parse_json(text, expected="poetmodel-schedule")
+        file = validate_model(model, values, kind="schedule")
     if file.R is None:
         raise ScheduleError(
             f"{source}: R: the file contains no schedule (status {file.status or 'unknown'})"
@@ -340,6 +324,12 @@ def validate_schedule(values: object, *, source: str) -> ScheduleFile:
     if missing_relations:
         raise ScheduleError(f"{name}: missing" for name in missing_relations).with_prefix(source)
     return file
+
+
+def log_notes(file: JsonFile, path: str | Path) -> None:
+    """Log a warning for each note on a file that was read from `path`."""
+    for note in file.notes:
+        _LOG.warning("%s: %s", path, note)
 
 
 def parse_file(model: type[File], text: str, *, kind: str, as_json: bool = False) -> File:
