@@ -216,7 +216,7 @@ def _derive_zero(arguments: Mapping[str, Any]) -> int:
 def add_layer(layers: Layers, kind: str, sizes: ConvolutionSizes) -> None:
     """Add a call of the kernel for a kind of layer to `layers`."""
     if kind == "add":
-        layers.add_sum(sizes.results * sizes.out_plane, limits=INT8)
+        layers.add_elements("pm_q8_add", sizes.results * sizes.out_plane, limits=INT8)
     elif kind in CONVOLUTIONS:
         layers.add_convolution(choose_kernel(kind), sizes, limits=INT8)
     else:

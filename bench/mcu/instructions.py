@@ -30,12 +30,11 @@ from torch.nn import functional
 
 import poetmodel.lowered
 from mcu.networks import NETWORKS
-from mcu.quantized import INT8, Layers, square_sizes
+from mcu.quantized import INT8, Layers, is_over_elements, square_sizes
 from poetmodel.device import Device
 from poetmodel.export.measuring import measure_emulated
 from poetmodel.lowered.calls import WORKSPACE
 from poetmodel.lowered.catalogue import CATALOGUE
-from poetmodel.lowered.forms import ELEMENTWISE, ProductForm
 from poetmodel.lowered.instructions import (
     OTHER_KERNELS,
     TABLE_FILE,
@@ -43,7 +42,6 @@ from poetmodel.lowered.instructions import (
     estimate_call_instructions,
     find_computing_calls,
 )
-from poetmodel.lowered.kernels import find_kernel
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
@@ -175,7 +173,7 @@ def make_steps() -> Iterator[LoweredStep]:
     for kernel in sorted(CATALOGUE.keys() - called):
         if is_over_elements(kernel):
             for n, rows in ((7, 1), (40, 1), (300, 1), (7, 9), (5, 40)):
-                layers.add_elements(kernel, n, rows=rows)
+                layers.add_elements(kernel, n, rows=rows, limits=INT8)
         else:
             add_tested_calls(layers, kernel)
     yield layers.build_step()
@@ -241,13 +239,6 @@ class Recorder:
             execute_call(memory, call)
 
         memory_type.execute_call = record_call
-
-
-def is_over_elements(kernel: str) -> bool:
-    """Return whether a kernel has one result of as many elements as ``n`` or ``shape`` states."""
-    form, parameters = CATALOGUE[kernel].form, find_kernel(kernel).parameters
-    has_elements = form is ELEMENTWISE or (isinstance(form, ProductForm) and form.free == {"n"})
-    return has_elements and [parameter.is_written for parameter in parameters].count(True) == 1
 
 
 def make_network_steps() -> Iterator[LoweredStep]:
@@ -359,7 +350,7 @@ def make_kernel_calls() -> Layers:
             layers.add_pool("pm_q8_maximum", channel_sizes, batch)
         for width, results, side in ((96, 24, size), (300, 40, 1), (500, 7, 2)):
             layers.add_convolution("pm_q8_pointwise", square_sizes(width, results, side), **options)
-        layers.add_sum(batch * channels * size, limits=limits)
+        layers.add_elements("pm_q8_add", batch * channels * size, limits=limits)
         layers.add_quantization(batch, channels, size * size)
         layers.add_dequantization(batch, channels, size * size)
         layers.add_lookup(batch, channels, size * size)

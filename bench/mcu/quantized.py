@@ -12,6 +12,8 @@ import numpy as np
 
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, NamedTensor, Ref
+from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.forms import ELEMENTWISE, ProductForm
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.step import LoweredStep
 
@@ -74,6 +76,13 @@ def list_mobilenet_layers(size: int = 96) -> Iterator[tuple[str, ConvolutionSize
         if stride == 1 and results == channels:
             yield "add", square_sizes(results, results, size)
         channels = results
+
+
+def is_over_elements(kernel: str) -> bool:
+    """Return whether a kernel has one result of as many elements as ``n`` or ``shape`` states."""
+    form, parameters = CATALOGUE[kernel].form, find_kernel(kernel).parameters
+    has_elements = form is ELEMENTWISE or (isinstance(form, ProductForm) and form.free == {"n"})
+    return has_elements and [parameter.is_written for parameter in parameters].count(True) == 1
 
 
 def _pointed_type(parameter: Parameter) -> DataType:
@@ -153,10 +162,19 @@ class Layers:
         self.calls.append(Call(kernel, (Ref(name), *arguments)))
         return self.calls[-1]
 
-    def add_elements(self, kernel: str, n: int, *, rows: int = 1) -> Call:
+    def add_elements(
+        self,
+        kernel: str,
+        n: int,
+        *,
+        rows: int = 1,
+        way: str = WAYS[0],
+        limits: tuple[int, int] | None = None,
+    ) -> Call:
         """Add a call of a kernel over elements: `rows` rows of `n`, apart if it has a shape.
 
-        All further arguments follow from the prototype: random tensors, numbers that limit nothing.
+        All further arguments follow from the prototype: random tensors, zeros and scales; limits
+        are drawn by default if the kernel has an ``inverse``, otherwise they limit nothing.
         """
         _, *inputs = find_kernel(kernel).parameters
         tensors = [
@@ -166,8 +184,9 @@ class Layers:
         ]
         strides = (1,) * (1 + len(tensors))
         row = (rows, *(2 * n for _ in strides)) if rows > 1 else ()
-        low, high = INT8
-        numbers: dict[str, Argument] = {"n": rows * n, "low": low, "high": high}
+        numbers: dict[str, Argument] = {"n": rows * n, "low": INT8[0], "high": INT8[1]}
+        if any(parameter.name == "inverse" for parameter in inputs):
+            numbers |= self._draw_levels(inputs, way, limits)
         numbers["shape"] = (1 + bool(row), n, *strides, *row)
         elements = n if rows == 1 else 2 * rows * n
         arguments: list[Argument] = [
@@ -177,6 +196,18 @@ class Layers:
             for parameter in inputs
         ]
         return self.add_call(kernel, elements, *arguments)
+
+    def _draw_levels(
+        self, inputs: Sequence[Parameter], way: str, limits: tuple[int, int] | None
+    ) -> dict[str, Argument]:
+        """Draw the scales, zeros and limits of the tensors of a kernel that returns int8."""
+        names = [parameter.name for parameter in inputs]
+        scale_names = [name for name in names if "scale" in name]
+        scales, _, inverse = self._draw_scales(way, 100, len(scale_names))
+        zeros = {name: self._draw_zero() for name in names if "zero" in name}
+        low, high = limits or self._draw_limits(zeros["zero"])
+        rounded = zip(scale_names, map(float, scales.astype(np.float32)), strict=True)
+        return {**dict(rounded), **zeros, "inverse": inverse, "low": low, "high": high}
 
     def add_recorded(self, call: Call, values: Mapping[str, np.ndarray]) -> Call:
         """Add a call with one result, and with the given values of the buffers that it reads."""
@@ -243,22 +274,6 @@ class Layers:
         else:
             shape = (tuple(sizes), batch, sizes.results, zero_x)
         return self.add_call(kernel, results, *constants, *shape, *output_arguments)
-
-    def add_sum(self, n: int, way: str = WAYS[0], limits: tuple[int, int] | None = None) -> Call:
-        """Add a sum of two tensors of `n` elements."""
-        (a_scale, b_scale), _, inverse = self._draw_scales(way, 100, 2)
-        zeros = [self._draw_zero() for _ in range(3)]
-        input_scales = (float(np.float32(a_scale)), zeros[0], float(np.float32(b_scale)), zeros[1])
-        output_arguments = (inverse, zeros[2], *(limits or self._draw_limits(zeros[2])))
-        return self.add_call(
-            "pm_q8_add",
-            n,
-            self._draw_bytes(n),
-            self._draw_bytes(n),
-            n,
-            *input_scales,
-            *output_arguments,
-        )
 
     def add_pool(
         self,

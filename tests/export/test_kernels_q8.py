@@ -9,7 +9,15 @@ import pytest
 from kit.digits import build_and_run
 from kit.kernel_calls import Memory
 from kit.programs import require_programs
-from mcu.quantized import INT8, WAYS, Layers, list_mobilenet_layers, pool_sizes, square_sizes
+from mcu.quantized import (
+    INT8,
+    WAYS,
+    Layers,
+    is_over_elements,
+    list_mobilenet_layers,
+    pool_sizes,
+    square_sizes,
+)
 from poetmodel.errors import InputError
 from poetmodel.export import board
 from poetmodel.export.board import Target
@@ -18,15 +26,23 @@ from poetmodel.export.flash import code_bytes, table_bytes
 from poetmodel.export.measuring import measure_emulated
 from poetmodel.graph import Graph
 from poetmodel.lowered.calls import ConvolutionSizes, DataType
+from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.instructions import count_work, estimate_call_instructions
 from poetmodel.lowered.io import load_step, save_step
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.step import ALIGNMENT
 from poetmodel.tiling.choice import divide_step
 
 CONVOLUTIONS = ("pm_q8_conv2d", "pm_q8_depthwise", "pm_q8_pointwise")
 POOLS = ("pm_q8_average", "pm_q8_maximum")
-OTHERS = ("pm_q8_add", "pm_q8_quantize", "pm_q8_dequantize", "pm_q8_lookup")
-KERNELS = (*CONVOLUTIONS, *POOLS, *OTHERS)
+ELEMENTS = tuple(
+    name
+    for name in sorted(CATALOGUE)
+    if is_over_elements(name) and "inverse" in find_kernel(name).index_of
+)
+OTHERS = ("pm_q8_quantize", "pm_q8_dequantize", "pm_q8_lookup")
+KERNELS = (*CONVOLUTIONS, *POOLS, *ELEMENTS, *OTHERS)
+WITHOUT_SCALES = ("pm_q8_maximum", "pm_q8_lookup")
 FLOAT = np.float32
 
 
@@ -87,10 +103,9 @@ def pointwise(*, x, w, start, pixels, results, out_step, **last):
     return of_products(total, **last)
 
 
-def add(*, a, a_zero, a_scale, b, b_zero, b_scale, n, inverse, **last):
+def add(*, a, a_zero, a_scale, b, b_zero, b_scale, inverse, **last):
     """Return a sum."""
     parts = (a - FLOAT(a_zero)) * FLOAT(a_scale), (b - FLOAT(b_zero)) * FLOAT(b_scale)
-    assert len(parts[0]) == n
     return element((parts[0] + parts[1]) * FLOAT(inverse), **last)
 
 
@@ -142,6 +157,8 @@ def expected(layers, call):
     """Return the expected result of a call."""
     given = layers.named_arguments(call)
     del given["out"]
+    if call.kernel in ELEMENTS:
+        assert given.pop("n", None) or given.pop("shape")
     with np.errstate(over="ignore", invalid="ignore"):
         return globals()[call.kernel.removeprefix("pm_q8_")](**given).ravel()
 
@@ -159,8 +176,8 @@ def geometry(random, *, pool):
 def some(layers, kernel, way):
     """Add a call of a kernel, of random shape, and return it."""
     number = lambda high: int(layers.random.integers(1, high + 1))  # noqa: E731
-    if kernel == "pm_q8_add":
-        return layers.add_sum(number(40), way)
+    if kernel in ELEMENTS:
+        return layers.add_elements(kernel, number(40), way=way)
     if kernel == "pm_q8_quantize":
         return layers.add_quantization(number(3), number(5), number(20), way)
     if kernel == "pm_q8_lookup":
@@ -183,9 +200,7 @@ def some(layers, kernel, way):
     return make(kernel, sizes, number(2), way)
 
 
-CASES = [
-    (k, way) for k in KERNELS for way in WAYS if way == WAYS[0] or k not in (POOLS[1], OTHERS[3])
-]
+CASES = [(k, way) for k in KERNELS for way in WAYS if way == WAYS[0] or k not in WITHOUT_SCALES]
 
 
 @pytest.mark.parametrize(("kernel", "way"), CASES)
@@ -301,7 +316,7 @@ def test_a_front_is_quick(core):
     layers = Layers()
     for kind, sizes in list_mobilenet_layers():
         if kind == "add":
-            layers.add_sum(sizes.results * sizes.plane, limits=INT8)
+            layers.add_elements("pm_q8_add", sizes.results * sizes.plane, limits=INT8)
         else:
             layers.add_convolution(f"pm_q8_{kind}", sizes, limits=INT8)
     layers.add_convolution("pm_q8_pointwise", square_sizes(128, 128, 6), limits=INT8)
@@ -339,7 +354,8 @@ def every_layer():
     layers.add_convolution("pm_q8_conv2d", square_sizes(3, 16, 24, 3, 2))
     layers.add_convolution("pm_q8_depthwise", square_sizes(16, 16, 24, 3, 1, 16))
     layers.add_convolution("pm_q8_pointwise", square_sizes(16, 32, 12))
-    layers.add_sum(3300)
+    for kernel in ELEMENTS:
+        layers.add_elements(kernel, 3300)
     for kernel in POOLS:
         layers.add_pool(kernel, square_sizes(16, 16, 24, 2, 2, 16))
     layers.add_quantization(1, 16, 250)

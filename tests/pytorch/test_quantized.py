@@ -21,6 +21,7 @@ from kit.quantized_networks import (  # noqa: E402
     images,
     write_onnx,
 )
+from kit.traced_models import FunctionModule  # noqa: E402
 from mcu.fronts import compare_layers  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.lowered.io import save_step  # noqa: E402
@@ -603,6 +604,24 @@ def test_zeros_around_what_is_quantized_are_those_of_the_kernel(first):
     assert operators[0] == "quantize"
     assert operators.count("conv2d") == 1
     assert len(operators) == len(stem[:1]) + 3
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("name", ["clamp_min", "clamp_"])
+def test_each_clamp_is_part_of_the_layer_before_it(name, ends):
+    """Between two layers, and at the end of a front."""
+    pytest.importorskip("torchao")
+    clamp = FunctionModule(
+        lambda own, x: getattr(own.layer(x), name)(0.1), layer=nn.Conv2d(3, 4, 1)
+    )
+    net = nn.Sequential(clamp, *([] if ends else [nn.Conv2d(4, 2, 1)]))
+    front = pmt.quantized(net, [images(8)])
+    operators = [front.get_submodule(wire.layer).operator for wire in front.wires]
+    assert operators == ["quantize", *["pointwise"] * len(net), "dequantize"]
+    with torch.no_grad():
+        mine, its = front(images(8)), net(images(8))
+    assert float((mine - its).abs().max()) < 0.05 * float(its.abs().max())
 
 
 @pytest.mark.large

@@ -17,6 +17,7 @@ from poetmodel.errors import InputError, join_names, quote
 from poetmodel.torch.errors import convert_exceptions, require_package, suppress_warnings
 from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
+from poetmodel.torch.int8.patterns import PATTERNS
 from poetmodel.torch.int8.reader import Training
 from poetmodel.torch.int8.reading import check_operators, convert_front, is_converted
 from poetmodel.torch.int8.training import ROUNDINGS
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from torch import fx
 
 aten: Final = torch.ops.aten
-_WEIGHT_OPERATORS: Final = (aten.conv2d.default, aten.conv2d.padding, aten.linear.default)
+_WEIGHT_OPERATORS: Final = (
+    aten.conv2d.default,
+    aten.conv2d.padding,
+    aten.convolution.default,
+    aten.linear.default,
+)
 """Operators with a weight that the quantizer annotates."""
 HEADROOM: Final = 1.5
 """Default factor for ranges that change during training."""
@@ -40,16 +46,22 @@ _ACTIVATIONS: Final = (
     aten.hardtanh.default,
     aten.hardtanh_.default,
     aten.clamp.default,
+    aten.clamp_.default,
+    aten.clamp_min.default,
 )
 """Activations that can be fused into the kernel of an operator with a weight, or of a sum."""
 _SUMS: Final = (aten.add.Tensor, aten.add_.Tensor)
-_MEANS: Final = (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim)
 _LEVEL_PRESERVING: Final = (
     aten.max_pool2d.default,
     aten.flatten.using_ints,
     aten.view.default,
     aten.reshape.default,
     aten.dropout.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.constant_pad_nd.default,
     aten.pad.default,
 )
 """Operators whose results are elements of their input, or padding, in the same quantization."""
@@ -214,9 +226,7 @@ def _select_trained_nodes(
     ordinary patterns. `option` is the name of `train` in messages.
     """
     weight_nodes = [
-        node
-        for node in converted_module.graph.nodes
-        if node.target in (*_WEIGHT_OPERATORS, aten.convolution.default)
+        node for node in converted_module.graph.nodes if node.target in _WEIGHT_OPERATORS
     ]
     paths = [module_path(node) for node in weight_nodes]
     if not weight_nodes:
@@ -337,16 +347,14 @@ def _annotate(
     if node.target in _WEIGHT_OPERATORS:
         x, weight = node.args[:2]
         annotate(node, {x: activation_spec, weight: weight_spec}, output_spec)
-    elif node.target in _SUMS:
-        annotate(node, dict.fromkeys(operands, activation_spec), output_spec)
-    elif node.target in _MEANS:
-        annotate(node, {operands[0]: activation_spec}, activation_spec)
     elif node.target in _ACTIVATIONS:
         # The operand of a fused activation stays float: only the result is quantized.
         reads_bytes = not _is_fused(operands[0])
         annotate(node, {operands[0]: activation_spec} if reads_bytes else {}, activation_spec)
     elif node.target in _LEVEL_PRESERVING:
         annotate(node, {operands[0]: activation_spec}, share_spec((operands[0], node)))
+    elif node.target in PATTERNS:
+        annotate(node, dict.fromkeys(operands, activation_spec), output_spec)
 
 
 def _is_fused(node: fx.Node) -> bool:
