@@ -2,8 +2,8 @@
 
 ``python -m mcu.instructions`` in ``bench`` takes minutes and writes
 ``src/poetmodel/lowered/instructions.json``; with ``--new`` it measures only kernels that are
-missing there. Networks call most kernels; one over elements that none of them calls is called on
-random numbers, another as its tests call it. Needs PyTorch, GCC for Arm and QEMU.
+missing there. Networks call most kernels; one over elements that none of them calls, or that is
+new, is called on random numbers, another as its tests call it. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from poetmodel.lowered.instructions import (
     estimate_call_instructions,
     find_computing_calls,
 )
+from poetmodel.lowered.kernels import find_kernel
 from poetmodel.tiling.choice import divide_step
 from poetmodel.torch import QuantizedSGD
 from poetmodel.torch import quantized as quantize
@@ -162,21 +163,37 @@ def make_perceptron(*widths: int) -> nn.Sequential:
     return nn.Sequential(*(module for layer in layers for module in (nn.ReLU(), layer)))
 
 
-def make_steps() -> Iterator[LoweredStep]:
-    """Yield all steps whose nodes are measured."""
-    called: set[str] = set()
-    for step in make_network_steps():
-        called |= list_kernels(step)
+def make_steps(known: Collection[str]) -> Iterator[LoweredStep]:
+    """Yield steps that together call all kernels but the `known` ones, if there is a way.
+
+    Those of networks come first, but last for a few kernels that are not known yet.
+    """
+    missing = {
+        name
+        for name in CATALOGUE.keys() - known
+        if any(parameter.is_written for parameter in find_kernel(name).parameters)
+    }
+    if known:
+        yield (step := make_direct_step(missing))
+        missing -= list_kernels(step)
+    for step in make_network_steps() if missing else ():
+        missing -= list_kernels(step)
         yield step
+    if not known:
+        yield make_direct_step(missing)
+
+
+def make_direct_step(kernels: Collection[str]) -> LoweredStep:
+    """Return a step that calls kernels over elements on random numbers, others as their tests."""
     layers = Layers()
     layers.add_elements("pm_copy", 16)
-    for kernel in sorted(CATALOGUE.keys() - called):
+    for kernel in sorted(kernels):
         if is_over_elements(kernel):
             for n, rows in ((7, 1), (40, 1), (300, 1), (7, 9), (5, 40)):
                 layers.add_elements(kernel, n, rows=rows, limits=INT8)
         else:
             add_tested_calls(layers, kernel)
-    yield layers.build_step()
+    return layers.build_step()
 
 
 def list_kernels(step: LoweredStep) -> set[str]:
@@ -199,7 +216,7 @@ def run_kernel_tests() -> Sequence[TestedCall]:
 def add_tested_calls(layers: Layers, kernel: str) -> None:
     """Add calls of a kernel as its tests make them, if these tell its units apart.
 
-    That takes as many different calls as there are units, and a large one.
+    That takes as many different calls as there are units, and a large one if sizes differ.
     """
     found: list[tuple[Counter[str], TestedCall]] = []
     for tested in run_kernel_tests():
@@ -207,7 +224,8 @@ def add_tested_calls(layers: Layers, kernel: str) -> None:
             units = count_work(tested.call)[1]
             if all(units != others for others, _ in found):
                 found.append((units, tested))
-    if found and len(found) >= len(found[0][0]) and sum(found[0][0].values()) >= LEAST_UNITS:
+    units = found[0][0] if found else Counter[str]()
+    if len(found) >= len(units) and (len(units) == 1 or sum(units.values()) >= LEAST_UNITS):
         for _, tested in found[:MOST_CALLS]:
             layers.add_recorded(tested.call, tested.values)
 
@@ -448,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     known = json.loads(default.read_text(encoding="utf-8")) if options.new else {}
     samples: list[tuple[Counter[tuple[str, str]], int]] = []
-    for step in make_steps():
+    for step in make_steps(known.keys()):
         if not list_kernels(step) <= known.keys():
             samples += measure_step(step, known.keys())
             logging.info("%s: %d nodes so far", step.graph.name, len(samples))

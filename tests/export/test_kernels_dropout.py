@@ -144,9 +144,10 @@ def test_all_or_nothing():
     out, mask = executed(lower_operation(aten.native_dropout.default, x, 0.5, True)).values()
     assert torch.equal(mask.t().reshape(-1).bool(), torch.from_numpy(draw_mask(0, 0, 35, 0.5)))
     assert torch.equal(out, 2 * mask.double())
-    found = lower_operation(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
-    want = torch.from_numpy(draw_mask(0, 0, 1000, 0.7)).view(2, 500)
-    assert torch.equal(found, want.double())
+    for shape in ((2, 500), (3, 7)):
+        found = lower_operation(aten.bernoulli.p, ones(*shape), 0.3).execute()[0]
+        want = torch.from_numpy(draw_mask(0, 0, found.numel(), 0.7)).view(shape)
+        assert torch.equal(found, want.double())
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])

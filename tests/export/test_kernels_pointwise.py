@@ -190,6 +190,7 @@ def test_bytes_are_not_taken_for_truth_values():
 
 
 X, ROW, COLUMN = real(3, 4), real(4), positive(3, 1)
+MANY = torch.arange(120).view(4, 30)
 NUMBERS, FEW = torch.arange(6).view(2, 3), torch.tensor([3, -1, 2])
 TRUTH, OTHER = torch.tensor([[True], [False]]), torch.tensor([True, False, True])
 GRADIENT, MASK, NOUGHTS = real(3, 4) + 1, real(3, 1) > 0, 0 * real(2)
@@ -242,6 +243,9 @@ CALLS = [
     ),
     # integers, and numbers of several types
     (aten.lt.Tensor, NUMBERS, NUMBERS.flip(1)),
+    *((aten.lt.Tensor, x, 2 * x.flip(1)) for x in (MANY, MANY[:, 1:])),
+    *((aten.lt.Scalar, x, 60) for x in (MANY, MANY[:, 1:])),
+    *((aten.add.Tensor, x, 2 * x, {"alpha": 3}) for x in (MANY, MANY[:, 1:])),
     (aten.eq.Tensor, NUMBERS, NUMBERS.double()),
     (aten.add.Tensor, NUMBERS, FEW, {"alpha": 2}),
     (aten.sub.Tensor, NUMBERS, FEW),

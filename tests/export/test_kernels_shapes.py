@@ -52,10 +52,12 @@ def test_indices(name):
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_bags(mode, weighted, padding):
     """Sums, means and maxima of bags of rows, also of none, and the gradient of the table."""
-    table, index = random_reals(6, 3), torch.tensor([1, 4, 4, 0, 5, 4, 2, 1, 3])
+    index = torch.tensor([1, 4, 4, 0, 5, 4, 2, 1, 3])
     weights = random_reals(9) if weighted and mode == 0 else None
-    for offsets, last in (([0, 3, 3, 5], False), ([0, 2, 5, 6, 9], True), ([0], False)):
-        bags = (index, torch.tensor(offsets))
+    for offsets, last, columns in (
+        ([0, 3, 3, 5], False, 3), ([0, 2, 5, 6, 9], True, 3), ([0], False, 3), ([0, 4], False, 20)
+    ):  # fmt: skip
+        table, bags = random_reals(6, columns), (index, torch.tensor(offsets))
         options = (False, mode, False, weights, last, padding)
         made = aten._embedding_bag.default(table, *bags, *options)
         found = lower_operation(aten._embedding_bag.default, table, *bags, *options).execute()
@@ -67,7 +69,9 @@ def test_bags(mode, weighted, padding):
             index, trained, bags[1], mode=("sum", "mean", "max")[mode], per_sample_weights=weights,
             include_last_offset=last, padding_idx=None if padding < 0 else padding,
         )  # fmt: skip
-        gradient = random_reals(*out.shape[::-1]).t()
+        lies_in_order = last or columns > 3
+        gradient = random_reals(*(out.shape if lies_in_order else out.shape[::-1]))
+        gradient = gradient if lies_in_order else gradient.t()
         out.backward(gradient)
         arguments = (gradient, *bags, made[1], made[2], most.long(), 6, *options[:4], padding)
         graph = lower_operation(aten._embedding_bag_backward.default, *arguments)
@@ -113,6 +117,7 @@ def test_distances_of_all_pairs(order):
     for x, y in (
         (random_reals(4, 3), random_reals(3, 5).t()),
         (random_reals(2, 4, 3), -random_reals(2, 5, 3)),
+        (random_reals(7, 20), -random_reals(9, 20)),
         (
             random_reals(4, 3),
             torch.cat((random_reals(4, 3)[1:], 2 * random_reals(1, 3))),
@@ -147,6 +152,7 @@ def test_softmax(shape):
                 check(backward, random_reals(4, 3).t(), y, dimension, torch.float64)
 
 
+WIDE = (random_reals(9, 40), random_reals(40, 9).t().contiguous().t(), random_reals(2, 40, 9))
 X, DEEP, FLOATS = random_reals(4, 3).t(), random_reals(3, 4, 5), {"dtype": torch.float64}
 NOT_ALL_NUMBERS = torch.tensor([[1.0, float("nan"), -3.0], [1.0, -2.0, 0.5]], **FLOATS)
 MASKED_ROW = torch.tensor([[-INFINITY] * 3, [1.0, -INFINITY, 2.0]], **FLOATS)
@@ -281,6 +287,21 @@ CALLS = [
         )
     ),
     (aten.prod.dim_int, random_reals(3, 4), 1),
+    # larger ones, by which kernels are measured
+    *(
+        (operator, *operands)
+        for x in WIDE
+        for operator, *operands in (
+            (aten.any.dim, x > 0, 1),
+            (aten.argmax.default, x, 1),
+            (aten.prod.dim_int, x, 1),
+            (aten.linalg_vector_norm.default, x, 3, [1]),
+            (aten.tril.default, x > 0, 1),
+        )
+    ),
+    (aten.zeros.default, [9, 40], {"dtype": torch.bool}),
+    (aten.arange.start_step, 0.0, 30.0, 0.25, FLOATS),
+    (aten.index.Tensor, WIDE[0], [torch.arange(70) % 9, torch.arange(70) % 40]),
     *((operator.dim, random_reals(3, 4) > 0, 1) for operator in (aten.any, aten.all)),
     *((operator.dims, random_reals(3, 4) > 0, [0, 1], True) for operator in (aten.any, aten.all)),
     (aten.sum.default, torch.arange(12).view(3, 4).t()),

@@ -8,7 +8,7 @@ from poetmodel.lowered.calls import Buffer, DataType
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import Lowering, StridedView, find_lowering
 from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
-from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
+from poetmodel.torch.step.updates import BatchCount, BufferUpdate, GradientNorm, ParameterUpdate
 
 RATE = 0.03
 SHAPE = (4, 5)
@@ -173,13 +173,22 @@ def test_buffers():
     assert ours.got("count").item() == 4
 
 
+def test_batches_are_counted():
+    """From 0 again after the last batch of an update."""
+    for count, want in ((0, 1), (1, 2), (2, 0)):
+        ours = Lowered(BatchCount(3), ["count"], count=torch.tensor(count))
+        ours.execute()
+        assert ours.got("count").item() == want
+
+
 @pytest.mark.parametrize("scale", [0.01, 100.0])
 def test_gradient_norm(scale):
     """The factor of gradients is that of ``clip_grad_norm_``: at most 1."""
-    tensors = {"a": scale * real(3, 4), "b": scale * real(4, 3).t(), "c": real(6)}
-    operation = GradientNorm(0.7, [tensors["a"], tensors["c"]])
-    ours = Lowered(operation, [["a", "b"], ["c"]], **tensors)
+    tensors = {"a": scale * real(3, 4), "b": scale * real(4, 3).t()}
+    tensors |= {"c": real(6), "d": real(90), "e": real(35)}
+    operation = GradientNorm(0.7, [tensors[name] for name in "acde"])
+    ours = Lowered(operation, [[*"ab"], ["c"], ["d"], ["e"]], **tensors)
     ours.execute()
-    groups = [[tensors["a"], tensors["b"]], [tensors["c"]]]
+    groups = [[tensors[name] for name in names] for names in ("ab", *"cde")]
     want = operation(groups)
     torch.testing.assert_close(ours.got("out"), want, rtol=1e-12, atol=1e-12)
