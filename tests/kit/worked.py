@@ -266,11 +266,6 @@ def chain_costs(graph, *, seconds=None, page_s=1, mode="dma"):
     return costs_of(graph, times, page_ins=transfer_costs, device=bench_device(mode=mode))
 
 
-def count_recomputations(problem, pairs):
-    """Return the number of recomputations among the (stage, node) pairs of a schedule."""
-    return len(pairs) - len(problem.graph.nodes)
-
-
 def make_state_node(name, size):
     """Return a node with a state tensor of the same name."""
     outputs = (Tensor(name=name, bytes=size),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -116,6 +117,7 @@ def host_device(rates: tuple[float, float]) -> Device:
     )
 
 
+@cache
 def _measure_rates() -> tuple[float, float]:
     """Measure (FLOP/s of a matrix product, B/s read and written by a copy) on the CPU."""
     with _disable_current_modes(), torch.no_grad():
