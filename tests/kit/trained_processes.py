@@ -10,8 +10,12 @@ from torch.utils.data import DataLoader
 
 import poetmodel.torch as pmt
 
-ROWS, LENGTH, WORDS = 64, 64, 64
-"""Number of texts, tokens of a text, and size of the vocabulary."""
+ROWS, LENGTH, WORDS = 96, 64, 64
+"""Number of texts, tokens of a text, and size of the vocabulary.
+
+From the fifth of six steps on, all processes use the plans that the first one chose, also if only
+every other step exchanges gradients.
+"""
 OPTIONS = {"fullgraph": True, "dynamic": False}
 
 
