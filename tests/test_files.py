@@ -161,7 +161,7 @@ def test_bytes_are_written_and_read_as_they_are(tmp_path):
     with pytest.raises(
         InputError, match=r"x\.bin: expected UTF-8 text, got another encoding or a binary file"
     ):
-        files.decode_text(files.read_bytes(path), source=str(path))
+        files.read_text(path, files.read_bytes(path))
 
 
 # -- documents -----------------------------------------------------------------------------------

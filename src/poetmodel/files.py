@@ -99,18 +99,15 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
     return content
 
 
-def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark."""
-    return decode_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
-
-
-def decode_text(content: bytes, *, source: str) -> str:
-    """Decode UTF-8 bytes and drop a byte order mark; `source` names the file in errors."""
+def read_text(path: str | Path, content: bytes | None = None, *, limit_bytes: int = 2**30) -> str:
+    """Return the text of a UTF-8 file, or of its `content`, without a byte order mark."""
+    if content is None:
+        content = read_bytes(path, limit_bytes=limit_bytes)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{source}: expected UTF-8 text, got another encoding or a binary file "
+            f"{path}: expected UTF-8 text, got another encoding or a binary file "
             f"(byte {error.start})"
         ) from None
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from poetmodel.errors import PlanError, convert_errors
-from poetmodel.files import decode_text, read_text
+from poetmodel.files import read_text
 from poetmodel.plan.alignment import check_alignment
 from poetmodel.plan.versions import VERSION, VERSION_WITH_STATE
 from poetmodel.schedule.instructions import Instruction, Op
@@ -86,7 +86,7 @@ def _make_plan_file_type(metrics: tuple[Metric, ...]) -> type[PlanFile]:
 def load_file(path: str | Path, content: bytes | None = None) -> PlanFile:
     """Read a plan file, or its `content`; raise `PlanError` if that fails or it is invalid."""
     with convert_errors(PlanError):
-        text = read_text(path) if content is None else decode_text(content, source=str(path))
+        text = read_text(path, content)
     with convert_errors(PlanError, str(path)):
         file = parse_file(_make_plan_file_type(metrics_at(Display.PLAN_FILE)), text, kind="plan")
         faults = list(_content_faults(file))

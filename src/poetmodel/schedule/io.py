@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.errors import InputError, ScheduleError, convert_errors, quote
-from poetmodel.files import decode_text, format_location, parse_json, read_text
+from poetmodel.files import format_location, parse_json, read_text
 from poetmodel.headers import WRITTEN_BY, check_version, describe_writer, ignored_keys_note
 from poetmodel.problem import USER_OBJECTIVE, Constraint, Limits, Problem
 from poetmodel.problem.parse import user_sum_faults
@@ -311,7 +311,7 @@ def _schedule_file(metrics: tuple[Metric, ...]) -> type[ScheduleFile]:
 def load_file(path: str | Path, content: bytes | None = None) -> ScheduleFile:
     """Read a schedule file, or its `content`; `ScheduleError` if it states no valid schedule."""
     with convert_errors(ScheduleError):
-        text = read_text(path) if content is None else decode_text(content, source=str(path))
+        text = read_text(path, content)
     source, model = str(path), _schedule_file(metrics_at(Display.FILE))
     with infrequent_gc(), convert_errors(ScheduleError, source):
         values = parse_json(text, expected="poetmodel-schedule")
