@@ -36,7 +36,7 @@ from layered import make_random_layered
 from poetmodel.baselines import METHODS, StateHomes, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
-from poetmodel.baselines.homes import mark_forward_only, remove_state, use_homes
+from poetmodel.baselines.homes import remove_state, use_homes
 from poetmodel.clock import limit_time
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import (
@@ -125,8 +125,7 @@ _HEAVY_OPERATORS: Final = (
     summary="save the outputs of matrix products and convolutions, recompute the rest",
     source="selective activation checkpointing by operator, torchtitan, 2024",
 )
-@use_homes(StateHomes.RAM)
-@mark_forward_only
+@use_homes(StateHomes.RAM, forward_only=True)
 def selective(problem: Problem) -> Schedule:
     """Return the fastest schedule that fits and saves outputs of heavy operators only.
 

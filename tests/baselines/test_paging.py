@@ -23,7 +23,7 @@ from kit.worked import (
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr
-from poetmodel.baselines.homes import mark_forward_only, remove_state, use_homes
+from poetmodel.baselines.homes import remove_state, use_homes
 from poetmodel.baselines.paging import (
     IdleInterval,
     execute_evictions,
@@ -36,7 +36,7 @@ from poetmodel.baselines.paging import (
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, MethodNotApplicableError
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
+from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
@@ -420,6 +420,9 @@ def test_schedules_are_valid_with_the_stated_homes_or_refused(name):
         resident = set(schedule.resident)
         assert resident == homes.get(entry.state_homes, resident)
         assert resident <= state
+        nodes = problem.graph.nodes
+        recomputed = {nodes[k].phase for t, k in schedule.R if k < t}
+        assert not entry.forward_only or recomputed <= {Phase.FORWARD}
     chains = ("griewank-walther", "rotor", "pofo")
     assert made > (0 if entry.name in chains else 5)
 
@@ -652,17 +655,16 @@ def test_better_schedule_counts_if_a_node_could_run_too_late(again, better):
     assert recomputed == ([("uw", "g")] if better and again == "uw" else safe)
 
 
-@pytest.mark.parametrize(("mark", "versions"), [(mark_forward_only, 1), (lambda method: method, 2)])
-def test_method_that_recomputes_forward_nodes_alone_schedules_once(mark, versions):
+@pytest.mark.parametrize(("forward_only", "versions"), [(True, 1), (False, 2)])
+def test_method_that_recomputes_forward_nodes_alone_schedules_once(forward_only, versions):
     """It gets the version of the graph in which every recomputation is in time."""
     seen = []
 
-    @mark
     def keep(plain):
         seen.append(plain.graph.nodes[2].recomputable)
         return checkpoint_all(plain.graph)
 
-    use_homes(StateHomes.RAM)(keep)(kept_behind_an_update())
+    use_homes(StateHomes.RAM, forward_only=forward_only)(keep)(kept_behind_an_update())
     assert seen == [False, True][:versions]
 
 

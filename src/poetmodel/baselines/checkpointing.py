@@ -14,7 +14,7 @@ import numpy as np
 
 from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.engine import bisect_budget
-from poetmodel.baselines.homes import mark_forward_only, use_homes_of
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import Schedule, simulate
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 @use_homes_of("griewank-walther")
-@mark_forward_only
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows, by bisection.
 
@@ -141,7 +140,6 @@ count more RAM than the simulator."""
 
 
 @use_homes_of("rotor")
-@mark_forward_only
 def rotor(problem: Problem) -> Schedule:
     """Recompute steps of a chain with minimum compute time; each checkpoint stays until its use.
 

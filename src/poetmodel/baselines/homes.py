@@ -34,29 +34,25 @@ if TYPE_CHECKING:
 
 N_SKIP_ATTEMPTS: Final = 3
 """Attempts to fill RAM after the bisection; each takes as long as the method."""
-FORWARD_ONLY: Final = "forward_only"
-"""Name of the attribute that `mark_forward_only` sets on functions."""
-
-
-def mark_forward_only(method: Scheduler[P]) -> Scheduler[P]:
-    """Mark a method that recomputes only forward nodes, so that one graph is scheduled, not two."""
-    setattr(method, FORWARD_ONLY, True)
-    return method
 
 
 def use_homes_of(name: str) -> Callable[[Scheduler[P]], Scheduler[P]]:
     """Return the decorator that extends a method to graphs with state by its `METHODS` entry."""
-    return use_homes(METHODS[name].state_homes)
+    return use_homes(METHODS[name].state_homes, forward_only=METHODS[name].forward_only)
 
 
-def use_homes(homes: StateHomes) -> Callable[[Scheduler[P]], Scheduler[P]]:
+def use_homes(
+    homes: StateHomes, *, forward_only: bool = False
+) -> Callable[[Scheduler[P]], Scheduler[P]]:
     """Return the decorator that extends a method to graphs with state by `schedule_with_homes`."""
 
     def extend(method: Scheduler[P]) -> Scheduler[P]:
         @wraps(method)
         def schedule(problem: Problem, /, *options: P.args, **keywords: P.kwargs) -> Schedule:
-            variant = _bind_options(method, *options, **keywords)
-            return schedule_with_homes(homes, problem, (variant,))
+            def variant(stateless: Problem) -> Schedule:
+                return method(stateless, *options, **keywords)
+
+            return schedule_with_homes(homes, problem, (variant,), forward_only=forward_only)
 
         return schedule
 
@@ -64,40 +60,35 @@ def use_homes(homes: StateHomes) -> Callable[[Scheduler[P]], Scheduler[P]]:
 
 
 def schedule_with_homes(
-    homes: StateHomes, problem: Problem, variants: Sequence[Callable[[Problem], Schedule]]
+    homes: StateHomes,
+    problem: Problem,
+    variants: Sequence[Callable[[Problem], Schedule]],
+    *,
+    forward_only: bool = False,
 ) -> Schedule:
     """Return the best schedule of `variants`, which get problems without state.
 
     Each may be called several times; if none succeeds, all are repeated with permission to
-    overwrite inputs. See `_schedule_with_best_homes` for `StateHomes.EITHER`.
+    overwrite inputs. See `_schedule_with_best_homes` for `StateHomes.EITHER`, and `Method` for
+    `forward_only`.
     """
-    if homes == StateHomes.EITHER:
-        return _schedule_with_best_homes(problem, variants)
-    resident = problem.graph.state_tensors if homes == StateHomes.RAM else ()
-    attempts = [
-        partial(_schedule_with_resident_state, problem, resident, variant) for variant in variants
+    placed_variants = [
+        partial(_schedule_with_resident_state, problem, variant, forward_only=forward_only)
+        for variant in variants
     ]
+    if homes == StateHomes.EITHER:
+        return _schedule_with_best_homes(problem, placed_variants)
+    resident = problem.graph.state_tensors if homes == StateHomes.RAM else ()
+    attempts = [partial(variant, resident) for variant in placed_variants]
     if len(attempts) == 1:
         return retry_with_overwrites(problem.graph, attempts[0])
     return retry_with_overwrites(problem.graph, partial(select_best_schedule, problem, attempts))
 
 
-def _bind_options(
-    method: Scheduler[P], *options: P.args, **keywords: P.kwargs
-) -> Callable[[Problem], Schedule]:
-    """Return a function of the problem alone, with the method's options and attributes."""
-
-    @wraps(method)
-    def variant(problem: Problem) -> Schedule:
-        return method(problem, *options, **keywords)
-
-    return variant
-
-
 def _schedule_with_best_homes(
-    problem: Problem, variants: Sequence[Callable[[Problem], Schedule]]
+    problem: Problem, variants: Sequence[Callable[[tuple[int, ...]], Schedule]]
 ) -> Schedule:
-    """Return the best schedule of `variants`, over several assignments of homes to state.
+    """Return the best schedule of `variants`, over several sets of state in RAM, which they get.
 
     Each is tried with all state in RAM, and with all on storage. If only the second has a schedule,
     RAM is filled in the orders of `_fill_orders`.
@@ -108,7 +99,7 @@ def _schedule_with_best_homes(
     """(index of the variant, state tensors in RAM) of the attempts that have a schedule."""
 
     def schedule_with(variant_index: int, resident: tuple[int, ...]) -> Schedule:
-        schedule = _schedule_with_resident_state(problem, resident, variants[variant_index])
+        schedule = variants[variant_index](resident)
         feasible.add((variant_index, frozenset(resident)))
         return schedule
 
@@ -175,7 +166,11 @@ def _fill_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def _schedule_with_resident_state(
-    problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
+    problem: Problem,
+    method: Callable[[Problem], Schedule],
+    resident: Collection[int],
+    *,
+    forward_only: bool,
 ) -> Schedule:
     """Return the schedule of a method with `resident` state in RAM, other state on storage.
 
@@ -188,9 +183,7 @@ def _schedule_with_resident_state(
         remove_state(problem, resident, before_updates=before_updates)
         for before_updates in (True, False)
     )
-    needs_one_graph = (
-        hasattr(method, FORWARD_ONLY) or restricted_problem.graph == unrestricted_problem.graph
-    )
+    needs_one_graph = forward_only or restricted_problem.graph == unrestricted_problem.graph
     stateless_problems = (
         (restricted_problem,) if needs_one_graph else (restricted_problem, unrestricted_problem)
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import mark_forward_only, use_homes_of
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.baselines.paging import require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -42,7 +42,6 @@ N_LIMITS: Final = 32
 
 
 @use_homes_of("lower-sets")
-@mark_forward_only
 def lower_sets(problem: Problem, family: str = "") -> Schedule:
     """Recompute the segments between lower sets, chosen by a dynamic program.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN_DIVISOR, ChainTable, best_rotor_schedule
 from poetmodel.baselines.engine import bisect_budget, select_best_schedule
-from poetmodel.baselines.homes import mark_forward_only, use_homes_of
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.baselines.paging import CostRule, eviction_costs, require_within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -66,7 +66,6 @@ class Action(StrEnum):
 
 
 @use_homes_of("pofo")
-@mark_forward_only
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Assign one action to each step of a chain so that the training step has minimum cost.
 

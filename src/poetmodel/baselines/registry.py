@@ -65,6 +65,8 @@ class Method:
     """Whether the method takes energy into account (Table 1)."""
     state_homes: StateHomes = StateHomes.RAM
     """Homes of the state of a graph with state."""
+    forward_only: bool = False
+    """Whether the method recomputes only forward nodes; then graphs with state need one attempt."""
     not_for: str = ""
     """Graphs and devices to which the method does not apply, or for which it is pointless; empty if
     there are none."""
@@ -201,6 +203,7 @@ _METHODS: Final = (
         assumptions="segments of equal cost; a sequence of layers",
         not_for=_NO_BACKWARD,
         function_path="poetmodel.baselines.saved_sets:chen_sqrt",
+        forward_only=True,
         recomputes=True,
     ),
     Method(
@@ -212,6 +215,7 @@ _METHODS: Final = (
         not_for=_NO_BACKWARD,
         function_path="poetmodel.baselines.saved_sets:chen_greedy",
         memory_aware=Aware.PARTLY,
+        forward_only=True,
         recomputes=True,
     ),
     Method(
@@ -225,6 +229,7 @@ _METHODS: Final = (
         general_graphs=Aware.YES,
         compute_aware=Aware.PARTLY,
         memory_aware=Aware.PARTLY,
+        forward_only=True,
         recomputes=True,
     ),
     Method(
@@ -239,6 +244,7 @@ _METHODS: Final = (
         general_graphs=Aware.YES,
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
+        forward_only=True,
         recomputes=True,
         variants=("exact", "pruned"),
     ),
@@ -251,6 +257,7 @@ _METHODS: Final = (
         "segments at their articulation points",
         not_for=_NO_CHAIN,
         function_path="poetmodel.baselines.checkpointing:griewank_walther",
+        forward_only=True,
         recomputes=True,
     ),
     Method(
@@ -263,6 +270,7 @@ _METHODS: Final = (
         function_path="poetmodel.baselines.checkpointing:rotor",
         compute_aware=Aware.YES,
         memory_aware=Aware.YES,
+        forward_only=True,
         recomputes=True,
     ),
     Method(
@@ -278,6 +286,7 @@ _METHODS: Final = (
         memory_aware=Aware.YES,
         state_homes=StateHomes.EITHER,
         pages=True,
+        forward_only=True,
         recomputes=True,
         variants=("published", "time", "energy"),
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import simulate_within_budget
-from poetmodel.baselines.homes import mark_forward_only, use_homes_of
+from poetmodel.baselines.homes import use_homes_of
 from poetmodel.graph import Graph, Phase, articulation_points
 from poetmodel.heuristics.execution import (
     evictable_tensors,
@@ -43,7 +43,6 @@ def keep_all(problem: Problem) -> Schedule:
 
 
 @use_homes_of("chen-sqrt")
-@mark_forward_only
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about ``sqrt(m)`` of ``m`` layers, and recompute each segment between them once.
 
@@ -60,7 +59,6 @@ def chen_sqrt(problem: Problem) -> Schedule:
 
 
 @use_homes_of("chen-greedy")
-@mark_forward_only
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment when its tensors exceed a threshold; try several thresholds.
 
@@ -138,7 +136,6 @@ def _schedule_segments(graph: Graph, segment_ends: Iterable[Sequence[int]]) -> I
 
 
 @use_homes_of("min-cut")
-@mark_forward_only
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass, and recompute other tensors once.
 
