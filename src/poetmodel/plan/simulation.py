@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.errors import PlanError
 from poetmodel.plan.check import PlanCheck
-from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.schedule.instructions import Op
 from poetmodel.schedule.machine import Machine
 from poetmodel.schedule.metrics import Display, simulated_metrics
+from poetmodel.schedule.step_work import StepWork
+from poetmodel.schedule.verification import false_metrics
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
@@ -84,10 +85,15 @@ def check_plan(
     table = None if costs is None else costs.table(graph)
     machine = Machine(homes, plan.program, mode=plan.mode, table=table)
     machine.execute()
+    counts = machine.counts
+    work = StepWork(
+        table=table,
+        computations=counts[Op.COMPUTE],
+        page_ins=counts[Op.PAGE_IN],
+        page_outs=counts[Op.PAGE_OUT],
+    )
     peaks = [record.peak_bytes for record in machine.records]
     peak_bytes = max(peaks, default=0)
-    sizes = graph.tensor_bytes
-    paged_out_tensors = machine.storage - homes.stored - graph.state_of.keys()
     check = PlanCheck(
         violations=(
             *_home_faults(plan, homes, device),
@@ -96,12 +102,12 @@ def check_plan(
         records=tuple(machine.records),
         peak_ram_bytes=peak_bytes,
         peak_position=peaks.index(peak_bytes) if peaks else None,
-        aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out_tensors),
-        written_bytes=_written_bytes(machine, sizes),
-        read_bytes=sum(sizes[i] * count for i, count in machine.counts[Op.PAGE_IN].items()),
+        **work.traffic(homes)._asdict(),
         table=table,
         device=device,
-        **_time_and_energy_metrics(machine, device.idle_power_w if device is not None else 0.0),
+        **_time_and_energy_metrics(
+            machine, work, device.idle_power_w if device is not None else 0.0
+        ),
     )
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
     storage_bytes = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
@@ -130,14 +136,7 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
     """Yield a message per stated metric that differs from the simulation; ignore None there."""
-    metrics = simulated_metrics(Display.PLAN_FILE, check)
-    for key, stated_value in stated.items():
-        value = metrics.get(key)
-        if stated_value is None or value is None:
-            continue
-        tolerance = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(value)
-        if abs(stated_value - value) > tolerance:
-            yield f"{key}: the file says {stated_value!r}, the simulation gives {value!r}"
+    yield from false_metrics(simulated_metrics(Display.PLAN_FILE, check), stated)
 
 
 def _home_faults(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
@@ -166,36 +165,20 @@ def _limit_violations(
         yield f"storage used {used_bytes:,} B is above the limit of {aux_bytes:,} B"
 
 
-def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return the bytes written by page-outs outside of commits, plus `Commit.written_bytes` [B]."""
-    commit = None if machine.table is None else machine.table.commit
-    replacements, committed_bytes = (
-        ((), 0) if commit is None else (commit.replacements, commit.written_bytes)
-    )
-    page_out_counts = machine.counts[Op.PAGE_OUT].items()
-    return committed_bytes + sum(
-        sizes[i] * count for i, count in page_out_counts if i not in replacements
-    )
-
-
-def _time_and_energy_metrics(machine: Machine, idle_power_w: float) -> dict[str, float]:
+def _time_and_energy_metrics(
+    machine: Machine, work: StepWork, idle_power_w: float
+) -> dict[str, Any]:
     """Return times and energy with commits and idle power, by field; {} without costs."""
-    table, counts = machine.table, machine.counts
-    if table is None:
+    if work.table is None:
         return {}
-    compute_cost = table.compute_totals(counts[Op.COMPUTE])
-    transfer_cost = table.transfer_totals(counts[Op.PAGE_IN], counts[Op.PAGE_OUT])
     # Replacements of resident state are written after all other actions, then the commit's record.
-    commit_cost = table.commit_totals(counts[Op.PAGE_OUT])
-    transfer_s = transfer_cost.time_s + commit_cost.time_s
-    serial_s = compute_cost.time_s + transfer_s
+    commit_cost = work.table.commit_totals(work.page_outs)
     parallel_s = max(machine.core_s, machine.bus_s) + commit_cost.time_s
-    makespan_s = parallel_s if machine.is_dma else serial_s
-    energy_j = compute_cost.energy_j + transfer_cost.energy_j + commit_cost.energy_j
+    makespan_s = parallel_s if machine.is_dma else work.compute_cost.time_s + work.transfer_s
     return {
-        "compute_s": compute_cost.time_s,
-        "transfer_s": transfer_s,
+        "compute_s": work.compute_cost.time_s,
+        "transfer_s": work.transfer_s,
         "stall_s": machine.stall_s,
         "makespan_s": makespan_s,
-        "energy_j": energy_j + idle_power_w * makespan_s,
+        "energy_j": work.energy_j(idle_power_w, makespan_s),
     }

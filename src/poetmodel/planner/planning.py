@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.clock import check_time_limit, limit_time
 from poetmodel.device import Costs, CostTable, StorageMode
@@ -25,7 +25,7 @@ from poetmodel.schedule import (
 from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.identity import OBJECTIVE_VALUE
 from poetmodel.schedule.simulation import replace_makespan
-from poetmodel.schedule.verification import PlanMetrics, violated_limits
+from poetmodel.schedule.verification import check_identity, check_simulation, violated_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -282,8 +282,23 @@ def verify(
         plan=plan,
         planning_s=planning_s,
     )
-    verdict = check_schedule(problem, schedule, stated=stated, makespan_s=checker.measure)
+    check_identity(problem.graph, schedule)
+    simulation = simulate(
+        problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts
+    )
+    makespan_s, ram_bytes = checker.measure(simulation)
+    planned_simulation = replace_makespan(
+        simulation, problem, makespan_s=makespan_s, ram_bytes=ram_bytes
+    )
+    verdict = check_simulation(problem, schedule, planned_simulation, stated)
     return replace(verdict, violations=(*verdict.violations, *checker.violations))
+
+
+class _PlanMetrics(NamedTuple):
+    """Makespan of a plan [s], None without costs; its RAM if RAM is minimized [B], else None."""
+
+    makespan_s: float | None
+    ram_bytes: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -298,14 +313,14 @@ class _PlanChecker:
     violations: list[str] = field(default_factory=list)
     """Violations of the plan that `measure` checked."""
 
-    def measure(self, simulation: Simulation) -> PlanMetrics:
+    def measure(self, simulation: Simulation) -> _PlanMetrics:
         """Return the makespan of the checked plan and, if RAM is minimized, its RAM.
 
         Without a valid schedule or enough time, the makespan is that of a plan without overlap, and
         the RAM is None. Without `plan`, metrics are increased to the values in `stated`.
         """
         problem = self.problem
-        blocking_metrics = PlanMetrics(simulation.makespan_s)
+        blocking_metrics = _PlanMetrics(simulation.makespan_s)
         if simulation.violations:  # no program can execute the schedule
             return blocking_metrics
         transfers = simulation.page_ins or simulation.page_outs or simulation.committed_bytes
@@ -325,9 +340,9 @@ class _PlanChecker:
         self.violations += [f"plan: {violation}" for violation in check.violations]
         if self.plan is not None:
             plan_peak_bytes = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
-            return PlanMetrics(check.makespan_s, plan_peak_bytes)
-        checked_metrics = PlanMetrics(check.makespan_s, ram_bytes)
-        max_metrics = PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
+            return _PlanMetrics(check.makespan_s, plan_peak_bytes)
+        checked_metrics = _PlanMetrics(check.makespan_s, ram_bytes)
+        max_metrics = _PlanMetrics(simulation.makespan_s, problem.usable_ram_bytes)
         return _increase_to_stated_values(checked_metrics, self.stated, max_metrics)
 
     def _make_and_check(self, simulation: Simulation, budget: int) -> PlanCheck:
@@ -383,16 +398,14 @@ class _PlanChecker:
     def _peak_if_valid(self, simulation: Simulation, budget: int) -> int | None:
         """Return the peak of the plan within a budget [B]; None if it violates a rule or limit."""
         problem, check = self.problem, self._make_and_check(simulation, budget)
-        timed_simulation = replace_makespan(
-            simulation, problem, self.schedule, makespan_s=check.makespan_s
-        )
+        timed_simulation = replace_makespan(simulation, problem, makespan_s=check.makespan_s)
         violations = check.violations or violated_limits(problem, timed_simulation)
         return None if violations else check.peak_ram_bytes
 
 
 def _increase_to_stated_values(
-    metrics: PlanMetrics, stated: Mapping[str, float | None], max_metrics: PlanMetrics
-) -> PlanMetrics:
+    metrics: _PlanMetrics, stated: Mapping[str, float | None], max_metrics: _PlanMetrics
+) -> _PlanMetrics:
     """Return makespan and RAM, increased to the values stated in a file, up to `max_metrics`.
 
     A file may state the values of another, slower plan.
@@ -403,4 +416,4 @@ def _increase_to_stated_values(
         makespan_s = max(makespan_s, min(stated_s, max_metrics.makespan_s or 0.0))
     if stated_bytes is not None and ram_bytes is not None:
         ram_bytes = max(ram_bytes, min(int(stated_bytes), max_metrics.ram_bytes or 0))
-    return PlanMetrics(makespan_s, ram_bytes)
+    return _PlanMetrics(makespan_s, ram_bytes)

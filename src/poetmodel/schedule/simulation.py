@@ -19,13 +19,13 @@ from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.instructions import Op
 from poetmodel.schedule.machine import Content, Machine
+from poetmodel.schedule.step_work import StepWork
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from poetmodel.device import Costs, Device
-    from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.schedule.relations import Pair, Schedule
@@ -43,10 +43,10 @@ class MemoryPoint(NamedTuple):
 
 
 class CostParameters(NamedTuple):
-    """Cost parameters from which energy and time of a schedule are recomputed exactly."""
+    """Parameters from which energy and time of a schedule are recomputed exactly."""
 
-    table: CostTable
-    """Costs of single computations and transfers."""
+    work: StepWork
+    """Computations and transfers, with the costs of single ones."""
     idle_power_w: float
     """Power drawn during the counted time [W]."""
     counts_transfers: bool
@@ -214,31 +214,33 @@ class Simulation:
         if only_excess or self.cost_parameters is None:
             return excess
         if key == Total.TRANSFER:
-            return excess + Fraction(self.cost_parameters.table.commit_totals().time_s)
+            return excess + Fraction(self.cost_parameters.work.commit_cost.time_s)
         if key == Total.ENERGY:
             return excess + Fraction(self.baseline_energy_j or 0.0)
-        return excess + Fraction(sum(self.cost_parameters.table.compute_time_s))
+        return excess + Fraction(self.cost_parameters.work.pass_cost.time_s)
 
     @cached_property
     def _excess_over_pass(self) -> dict[str, Fraction | float]:
         """Energy, compute and transfer time beyond a single pass, by `Total`: exact [J, s, s]."""
-        if self.cost_parameters is None:
+        parameters = self.cost_parameters
+        table = None if parameters is None else parameters.work.table
+        if parameters is None or table is None:
             return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
-        table, cost_parameters = self.cost_parameters.table, self.cost_parameters
+        work, idle_power_w, counts_transfers = parameters
         compute_s = _exact_weighted_sum((self.recomputations, table.compute_time_s))
         energy_j = _exact_weighted_sum((self.recomputations, table.compute_energy_j))
         transfer_s = Fraction(0)
         if table.has_storage:
-            transfer_counts = self.page_ins, _page_outs_without_commit(self.page_outs, table)
+            transfer_counts = self.page_ins, work.uncommitted_page_outs
             times_s = table.page_in_time_s, table.page_out_time_s
             energies_j = table.page_in_energy_j, table.page_out_energy_j
             transfer_s = _exact_weighted_sum(*zip(transfer_counts, times_s, strict=True))
             energy_j += _exact_weighted_sum(*zip(transfer_counts, energies_j, strict=True))
-        counted_s = compute_s + (transfer_s if cost_parameters.counts_transfers else 0)
+        counted_s = compute_s + (transfer_s if counts_transfers else 0)
         if self.planned_s is not None:
             counted_s = Fraction(self.overtime_s or 0.0)
         return {
-            Total.ENERGY: energy_j + Fraction(cost_parameters.idle_power_w) * counted_s,
+            Total.ENERGY: energy_j + Fraction(idle_power_w) * counted_s,
             Total.COMPUTE: compute_s,
             Total.TRANSFER: transfer_s,
         }
@@ -309,33 +311,25 @@ def simulate(
     peak = max(curve, key=attrgetter("ram_bytes"), default=MemoryPoint(0, 0, 0))
     peak_tensors, peak_use = _find_peak_content(machine, steps, peak)
     sizes = graph.tensor_bytes
-    compute_counts = _count_items(schedule.R, len(graph.nodes))
-    page_in_counts = _count_items(schedule.M_in, len(sizes))
-    page_in_counts.update(homes.first_reads.values())
-    page_out_counts = _count_items(schedule.M_out, len(sizes))
-    table = None if costs is None else costs.table(graph)
-    commit = None if table is None else table.commit
-    uncommitted_counts = {
-        i: count
-        for i, count in page_out_counts.items()
-        if commit is None or i not in commit.replacements
-    }
-    committed_bytes = 0 if commit is None else commit.written_bytes
+    work = StepWork(
+        table=None if costs is None else costs.table(graph),
+        computations=_count_items(schedule.R, len(graph.nodes)),
+        page_ins=_count_items(schedule.M_in, len(sizes)),
+        page_outs=_count_items(schedule.M_out, len(sizes)),
+    )
+    work.page_ins.update(homes.first_reads.values())
+    commit = None if work.table is None else work.table.commit
     return Simulation(
         violations=tuple(violations),
         curve=curve,
         peak=peak,
         peak_tensors=peak_tensors,
         peak_use=peak_use,
-        aux_used_bytes=homes.storage_bytes
-        + sum(sizes[i] for i in page_out_counts.keys() - graph.on_aux - graph.state_of.keys()),
-        written_bytes=committed_bytes
-        + sum(sizes[i] * count for i, count in uncommitted_counts.items()),
-        committed_bytes=committed_bytes,
-        read_bytes=sum(sizes[i] * count for i, count in page_in_counts.items()),
+        **work.traffic(homes)._asdict(),
+        committed_bytes=work.committed_bytes,
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
-        page_ins=page_in_counts,
-        page_outs=page_out_counts,
+        page_ins=work.page_ins,
+        page_outs=work.page_outs,
         stage_entries=frozenset(
             (
                 *((Count.RECOMPUTATIONS, t, k) for t, k in schedule.R if k < t),
@@ -347,25 +341,17 @@ def simulate(
             None
             if device is None
             else device.steps_until_worn(
-                ((sizes[i], count) for i, count in uncommitted_counts.items()),
+                ((sizes[i], count) for i, count in work.uncommitted_page_outs.items()),
                 committed_blocks=0 if commit is None else commit.worn_blocks,
             )
         ),
-        **_time_and_energy_metrics(
-            table,
-            device,
-            compute_counts,
-            (page_in_counts, page_out_counts),
-            deadline_counts,
-            makespan_s,
-        ),
+        **_time_and_energy_metrics(work, device, deadline_counts, makespan_s),
     )
 
 
 def replace_makespan(
     simulation: Simulation,
     problem: Problem,
-    schedule: Schedule,
     *,
     makespan_s: float | None,
     ram_bytes: int | None = None,
@@ -374,16 +360,11 @@ def replace_makespan(
 
     It is ignored unless ``overlap`` counts. `ram_bytes` is of that plan if RAM is minimized.
     """
-    graph, costs, counts = problem.graph, problem.costs, problem.deadline_counts
-    compute_counts = _count_items(schedule.R, len(graph.nodes))
-    transfer_counts = Counter(simulation.page_ins), Counter(simulation.page_outs)
-    metrics = _time_and_energy_metrics(
-        costs.table(graph),
-        costs.device,
-        compute_counts,
-        transfer_counts,
-        counts,
-        makespan_s,
+    costs, device = simulation.cost_parameters, problem.costs.device
+    metrics = (
+        {}
+        if costs is None
+        else _time_and_energy_metrics(costs.work, device, problem.deadline_counts, makespan_s)
     )
     return replace(simulation, planned_ram_bytes=ram_bytes, **metrics)
 
@@ -455,61 +436,38 @@ def _find_peak_content(
 
 
 def _time_and_energy_metrics(
-    table: CostTable | None,
-    device: Device | None,
-    compute_counts: Counter[int],
-    transfer_counts: tuple[Counter[int], Counter[int]],
-    deadline_counts: str | None,
-    makespan_s: float | None,
+    work: StepWork, device: Device | None, deadline_counts: str | None, makespan_s: float | None
 ) -> dict[str, Any]:
-    """Return times, energies and cost parameters as fields of `Simulation`; {} without costs."""
+    """Return times, energies and what they count as fields of `Simulation`; {} without costs."""
+    table = work.table
     if table is None:
         return {}
     idle_w = device.idle_power_w if device is not None else 0.0
     has_dma = device is not None and device.has_dma
     counted_time = deadline_counts or (DeadlineCounts.OVERLAP if has_dma else DeadlineCounts.SERIAL)
-    compute_cost = table.compute_totals(compute_counts)
-    recompute_cost = table.compute_totals(
-        {k: compute_counts[k] - 1 for k in range(len(table.compute_time_s))}
-    )
-    transfer_cost = table.transfer_totals(
-        transfer_counts[0], _page_outs_without_commit(transfer_counts[1], table)
-    )
-    commit_cost = table.commit_totals()
-    transfer_s = transfer_cost.time_s + commit_cost.time_s
-    pass_s, overtime_s = sum(table.compute_time_s), recompute_cost.time_s
-    time_s = compute_cost.time_s
+    pass_s, overtime_s = work.pass_cost.time_s, work.recompute_cost.time_s
+    time_s = work.compute_cost.time_s
     if counted_time != DeadlineCounts.COMPUTE:
-        time_s, overtime_s = time_s + transfer_s, overtime_s + transfer_cost.time_s
+        time_s, overtime_s = time_s + work.transfer_s, overtime_s + work.transfer_cost.time_s
     if counted_time != DeadlineCounts.COMPUTE and table.commit is not None:
         is_serial = counted_time == DeadlineCounts.SERIAL
-        pass_s += commit_cost.time_s if is_serial else table.commit.other_cost.time_s
+        pass_s += work.commit_cost.time_s if is_serial else table.commit.other_cost.time_s
     planned_s = makespan_s if counted_time == DeadlineCounts.OVERLAP else None
     if planned_s is not None:
         time_s, overtime_s = planned_s, max(0.0, planned_s - pass_s)
-    pass_j = sum(table.compute_energy_j) + commit_cost.energy_j
+    overhead_cost = work.recompute_cost + work.transfer_cost
     return {
-        "compute_s": compute_cost.time_s,
-        "transfer_s": transfer_s,
+        "compute_s": work.compute_cost.time_s,
+        "transfer_s": work.transfer_s,
         "time_s": time_s,
-        "energy_j": compute_cost.energy_j
-        + transfer_cost.energy_j
-        + commit_cost.energy_j
-        + idle_w * time_s,
-        "baseline_energy_j": pass_j + idle_w * pass_s,
-        "overhead_j": recompute_cost.energy_j + transfer_cost.energy_j + idle_w * overtime_s,
-        "cost_parameters": CostParameters(table, idle_w, counted_time != DeadlineCounts.COMPUTE),
+        "energy_j": work.energy_j(idle_w, time_s),
+        "baseline_energy_j": (work.pass_cost + work.commit_cost).energy_j + idle_w * pass_s,
+        "overhead_j": overhead_cost.energy_j + idle_w * overtime_s,
+        "cost_parameters": CostParameters(work, idle_w, counted_time != DeadlineCounts.COMPUTE),
         "overtime_s": overtime_s,
-        "recompute_s": recompute_cost.time_s,
+        "recompute_s": work.recompute_cost.time_s,
         "planned_s": planned_s,
     }
-
-
-def _page_outs_without_commit(page_outs: Mapping[int, int], table: CostTable) -> Mapping[int, int]:
-    """Return the counts of page-outs that are not writes of a commit."""
-    if table.commit is None:
-        return page_outs
-    return {i: count for i, count in page_outs.items() if i not in table.commit.replacements}
 
 
 def _exact_weighted_sum(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.ram import DeviceRam, device_ram_metrics, gauge_by_json_path, make_gauge
 from poetmodel.errors import InputError, ScheduleError, quote
@@ -17,11 +17,11 @@ from poetmodel.schedule.identity import (
 )
 from poetmodel.schedule.metrics import METRICS, Display, simulated_metrics
 from poetmodel.schedule.relations import Schedule
-from poetmodel.schedule.simulation import Simulation, replace_makespan, simulate
+from poetmodel.schedule.simulation import Simulation, simulate
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.graph import Graph
 
@@ -47,15 +47,6 @@ class Verdict:
     def valid(self) -> bool:
         """Whether there are no violations."""
         return not self.violations
-
-
-class PlanMetrics(NamedTuple):
-    """Metrics of a plan with overlapping transfers."""
-
-    makespan_s: float | None
-    """Makespan of the plan [s]; None without costs."""
-    ram_bytes: int | None = None
-    """RAM of the plan, if RAM is minimized [B]; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +103,15 @@ def check_schedule(
     schedule: Schedule,
     *,
     stated: Mapping[str, float | None] | None = None,
-    makespan_s: float | Callable[[Simulation], PlanMetrics] | None = None,
+    makespan_s: float | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
     `stated` has the metrics, bounds and gaps that a file claims, such as ``energy_j``; claims of
-    None and unknown keys are ignored. `makespan_s` is the makespan of the schedule's plan [s], or a
-    function of the simulation that returns `PlanMetrics`; a deadline that counts ``overlap``
-    requires it. Raises `ScheduleError` for a schedule of another graph, `TooLargeError` if spans
-    with invalid entries have more than `MAX_PAIRS` pairs, and `TimeLimitError` after the context's
-    time limit.
+    None and unknown keys are ignored. `makespan_s` is the makespan of the schedule's plan [s]; a
+    deadline that counts ``overlap`` requires it. Raises `ScheduleError` for a schedule of another
+    graph, `TooLargeError` if spans with invalid entries have more than `MAX_PAIRS` pairs, and
+    `TimeLimitError` after the context's time limit.
     """
     check_identity(problem.graph, schedule)
     if problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
@@ -129,14 +119,23 @@ def check_schedule(
             "deadline: counting 'overlap' requires a plan of the transfers; use "
             "poetmodel.planner.verify, which makes one"
         )
-    graph, costs, counts = problem.graph, problem.costs, problem.deadline_counts
-    stated_s = None if callable(makespan_s) else makespan_s
-    simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=stated_s)
-    if callable(makespan_s):
-        planned_s, ram_bytes = makespan_s(simulation)
-        simulation = replace_makespan(
-            simulation, problem, schedule, makespan_s=planned_s, ram_bytes=ram_bytes
-        )
+    simulation = simulate(
+        problem.graph,
+        problem.costs,
+        schedule,
+        deadline_counts=problem.deadline_counts,
+        makespan_s=makespan_s,
+    )
+    return check_simulation(problem, schedule, simulation, stated)
+
+
+def check_simulation(
+    problem: Problem,
+    schedule: Schedule,
+    simulation: Simulation,
+    stated: Mapping[str, float | None] | None = None,
+) -> Verdict:
+    """Verify a schedule by its simulation, as `check_schedule` does."""
     violations = (
         *simulation.violations,
         *_forbidden_entries(problem, schedule),
@@ -239,22 +238,13 @@ def false_claims(
 ) -> Iterator[str]:
     """Yield a message for each claimed metric, bound, gap or optimality that is false.
 
-    Bytes must be equal. Other metrics agree within `RELATIVE_TOLERANCE`, relative to that of their
-    `exactness_key`; bounds may not exceed values by more. Unknown keys and None are ignored.
+    Bounds may exceed values by `RELATIVE_TOLERANCE`; see `false_metrics`.
     """
     device_ram = DeviceRam.compare(problem.costs.device, problem.graph, simulation.peak_use)
     metrics: dict[str, Any] = simulated_metrics(Display.FILE, simulation)
-    exactness_key_of = {metric.key: metric.exactness_key or metric.key for metric in METRICS}
     metrics |= device_ram_metrics(device_ram) | gauge_by_json_path(make_gauge(device_ram))
     metrics[OBJECTIVE_VALUE] = problem.objective.value_of(simulation)
-    for key, claimed_value in stated.items():
-        value = metrics.get(key)
-        if claimed_value is None or value is None:
-            continue
-        scale = metrics[exactness_key_of.get(key, key)]
-        tolerance = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
-        if abs(claimed_value - value) > tolerance:
-            yield f"{key}: the file says {claimed_value!r}, the simulation gives {value!r}"
+    yield from false_metrics(metrics, stated)
     for key, noun, value in (
         ("bound_j", "energy", simulation.energy_j),
         (OBJECTIVE_BOUND, "objective", metrics[OBJECTIVE_VALUE]),
@@ -264,6 +254,25 @@ def false_claims(
             yield f"{key}: the stated bound {bound!r} is above the simulated {noun} {value!r}"
     yield from _false_gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
     yield from _false_proof_claims(problem, simulation, stated)
+
+
+def false_metrics(
+    metrics: Mapping[str, float | None], stated: Mapping[str, float | None]
+) -> Iterator[str]:
+    """Yield a message for each stated metric that differs from that of a simulation.
+
+    Bytes must be equal. Other metrics agree within `RELATIVE_TOLERANCE`, relative to that of their
+    `exactness_key`. Keys that only one side has, and None, are ignored.
+    """
+    exactness_key_of = {metric.key: metric.exactness_key or metric.key for metric in METRICS}
+    for key, stated_value in stated.items():
+        value = metrics.get(key)
+        if stated_value is None or value is None:
+            continue
+        scale = metrics[exactness_key_of.get(key, key)]
+        tolerance = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
+        if abs(stated_value - value) > tolerance:
+            yield f"{key}: the file says {stated_value!r}, the simulation gives {value!r}"
 
 
 def _false_gap_claims(
