@@ -1,6 +1,7 @@
-"""Policy of a solve: all numbers on which the course of the search depends, but no claim does.
+"""Policy of a solve: numbers on which the course of the search depends, but no claim does.
 
-Tolerances of values and bounds are no policy: they are stated where a proof needs them.
+Numbers of a single heuristic are constants of its module in `poetmodel.heuristics`. Tolerances of
+values and bounds are no policy: they are stated where a proof needs them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin, IntervalSeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator, largest_sum
+from poetmodel.solver.policy import CUT_FAMILIES, Policy
 
 VIOLATED = 1e-3
 """Least violation that is looked for."""
@@ -241,6 +243,23 @@ def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts,
     assert seen["tight"] > 0.5 * seen["cuts"]  # none could be any stronger
     assert len(seen) == 6 or not each
     assert min(seen.values()) > each, seen
+
+
+def test_no_family_cuts_off_a_point_of_the_relaxation():
+    """The cuts of each family, for a random point and for the point with everything."""
+    compared = Counter()
+    for seed, relaxation, found in separated(range(20), "valid", (5, 8)):
+        cuts = set()
+        for family in CUT_FAMILIES:
+            module = import_module(f"poetmodel.solver.lazy.cuts.{family}")
+            separator = module.make_separator(relaxation, Policy(), lambda: False)
+            for point in (found[0][1], np.ones(relaxation.form.n_columns)):
+                cuts.update(separator.separate(point, VIOLATED))
+        for x in whole_points(make_rng(f"points of {seed}"), relaxation, 3):
+            for cut in cuts:
+                assert compute_excess(cut, x) >= -SOLVER_TOLERANCE, (seed, cut)
+        compared.update(cut.name for cut in cuts)
+    assert compared.keys() == set(CUT_FAMILIES), compared
 
 
 @parametrize_parts(3)
