@@ -748,7 +748,7 @@ def load_int8_training_runs() -> pd.DataFrame:
 def load_models() -> pd.DataFrame:
     """Return the tested models of other libraries with their results."""
     models = load_frame("coverage")
-    models = models[models.status.isin(["works", "differs", "refused"])]
+    models = models[models.status.isin(["works", "as captured", "differs", "refused"])]
     is_within = [
         is_missing(result) or (result["equal"] and result["within"])
         for result in models.budget.tolist()

@@ -6,11 +6,13 @@ failed.
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from textwrap import shorten
@@ -20,7 +22,7 @@ from harness import RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from poetmodel.sweeps.measurement import Record
 
@@ -96,9 +98,10 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
     step = _compile_step(trial, limit_s, ram="100%")
     joint = step.compiled.trace.joint
     certificate = step.verify()
-    status = WORKS if certificate.equal else DIFFERS
+    status = WORKS if certificate.equal else _compare_compiled(trial, trial.inputs, limit_s)
     try:
-        other_status = WORKS if step.verify(*trial.other).equal else DIFFERS
+        is_equal = step.verify(*trial.other).equal
+        other_status = WORKS if is_equal else _compare_compiled(trial, trial.other, limit_s)
     except pmt.CaptureError as error:
         other_status = _shorten_paths(error)
     return {
@@ -114,6 +117,16 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
         ],
         "other": other_status,
     }
+
+
+def _compare_compiled(trial: Any, batch: Any, limit_s: float) -> str:
+    """Compare a compiled step with eager and ``aot_eager`` as `_compare_bits` does."""
+
+    def make_step(model: Any) -> Callable[[], Any]:
+        own = replace(trial, model=model, inputs=batch)
+        return partial(_compile_step(own, limit_s, ram="100%"), *batch)
+
+    return _compare_bits(trial, batch, make_step)
 
 
 def _compile_in_less_ram(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
@@ -163,7 +176,8 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
         try:
             with dynamo.patch(ignore_logging_functions=log_functions - {None}):
                 results = {
-                    _compare_bits(trial, batch, backend) for batch in (trial.inputs, trial.other)
+                    _compare_bits(trial, batch, partial(_make_step, trial, batch, backend=backend))
+                    for batch in (trial.inputs, trial.other)
                 }
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, BudgetError) and fraction < 1:
@@ -181,32 +195,21 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
     raise AssertionError("the last of these budgets is that of keep-all")
 
 
-def _compare_bits(trial: Any, batch: Any, own_backend: Any) -> str:
+def _compare_bits(trial: Any, batch: Any, make_own_step: Callable[[Any], Callable[[], Any]]) -> str:
     """Compare loss, gradients and buffers of a step with those of eager, then of ``aot_eager``.
 
-    Returns `WORKS`, `AS_CAPTURED` or `DIFFERS`.
+    `make_own_step` returns the step of a model, a function without arguments. Returns `WORKS`,
+    `AS_CAPTURED` or `DIFFERS`.
     """
-    import copy
-
     import torch
 
-    from poetmodel.torch.capturing.inputs import takes_keywords
-
-    def execute_step(backend: Any) -> list[Any]:
+    def execute_step(make_step: Callable[[Any], Callable[[], Any]]) -> list[Any]:
         model = copy.deepcopy(trial.model)
-
-        def step() -> Any:
-            if trial.loss_fn is not None:
-                return trial.loss_fn(model(*batch[:-1]), batch[-1])
-            output = model(**batch[0]) if takes_keywords(model, batch) else model(*batch)
-            output = getattr(output, "loss", output)
-            return output[0] if isinstance(output, tuple | list) else output
-
+        step = make_step(model)
         torch.manual_seed(SEED)
-        if backend is not None:
-            step = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
         loss = step()
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
     def is_equal(values: list[Any]) -> bool:
@@ -218,11 +221,32 @@ def _compare_bits(trial: Any, batch: Any, own_backend: Any) -> str:
             for own_value, value in pairs
         )
 
-    own_values = execute_step(own_backend)
-    if is_equal(execute_step(None)):
+    own_values = execute_step(make_own_step)
+    if is_equal(execute_step(partial(_make_step, trial, batch))):
         return WORKS
     torch.compiler.reset()
-    return AS_CAPTURED if is_equal(execute_step("aot_eager")) else DIFFERS
+    captured_values = execute_step(partial(_make_step, trial, batch, backend="aot_eager"))
+    return AS_CAPTURED if is_equal(captured_values) else DIFFERS
+
+
+def _make_step(trial: Any, batch: Any, model: Any, *, backend: Any = None) -> Callable[[], Any]:
+    """Return a function that returns a model's loss, compiled by a back end of PyTorch if any."""
+    import torch
+
+    from poetmodel.torch.capturing.inputs import takes_keywords
+
+    def step() -> Any:
+        if trial.loss_fn is not None:
+            return trial.loss_fn(model(*batch[:-1]), batch[-1])
+        output = model(**batch[0]) if takes_keywords(model, batch) else model(*batch)
+        output = getattr(output, "loss", output)
+        return output[0] if isinstance(output, tuple | list) else output
+
+    if backend is None:
+        return step
+    compiled: Callable[[], Any]
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    return compiled
 
 
 def _shorten_paths(text: object) -> str:
