@@ -224,7 +224,7 @@ def distinct(numbers):
     """Return a number that distinct numbers, their counts and their positions decide."""
     values, positions, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
     places = torch.arange(numbers.numel()).view_as(numbers)
-    return (values * counts).sum() + (positions * places).sum() + len(torch.unique(numbers))
+    return (values * counts).sum() + (positions * places).sum() + len(numbers.unique())
 
 
 def trimmed(x):
@@ -255,6 +255,7 @@ INPUTS = {
     "trimmed": lambda y, x: trimmed(x).sum() * y,
     "variances": lambda y, x: functional.gaussian_nll_loss(y, y * 0, x.abs()),
     "unique": lambda y, x: y * distinct((x * 2).long()),
+    "unique floats": lambda y, x: y * distinct((x * 2).round()) + len((x > 0).unique()),
     "unflatten": lambda y, x: y.unflatten(1, (2, -1)).flatten(1) if x.sum() < 9 else y,
 }
 """What reads an input, given the result of a layer and the input."""
@@ -281,7 +282,7 @@ def test_lengths_may_decide_the_shape_of_a_loss():
 
 READ = (
     "item", "branch", "written", "several outputs", "selected inputs", "nonzero", "a list",
-    "constant", "element", "in place", "mask", "unique", "unflatten",
+    "constant", "element", "in place", "mask", "unique", "unique floats", "unflatten",
 )  # fmt: skip
 
 
@@ -295,8 +296,8 @@ def test_constants_and_inputs_can_be_read(kind):
 
 
 UNREAD = {
-    "unique": lambda y, x: y * len(torch.unique(x)),
-    "unique by a method": lambda y, x: y * len((x > 0).unique()),
+    "unique": lambda y, _: y * len(torch.unique(y)),
+    "unique rows": lambda y, x: y * len((x > 0).unique(dim=0)),
 }
 
 

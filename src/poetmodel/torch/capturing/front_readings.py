@@ -115,7 +115,8 @@ class Readings(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         """Answer a reading; otherwise call the function, and wrap its result in a `Flag`."""
         keywords = kwargs or {}
         args = [_plain(value) for value in args]
-        answer = _ANSWERS.get(func)
+        # Dynamo finds no methods that are written in Python in a dict.
+        answer = _answer_unique if func is torch.Tensor.unique else _ANSWERS.get(func)
         if answer is not None:
             value = answer(self, *args, **keywords)
             if value is not NotImplemented:
@@ -266,11 +267,11 @@ def _answer_unique(
     return_counts: bool = False,  # noqa: FBT001, FBT002
     dim: int | None = None,
 ) -> Any:
-    """Return distinct whole numbers; their number is read."""
-    if not sorted or dim is not None or tensor.is_floating_point() or not tensor.numel():
+    """Return distinct values without a gradient; their number is read."""
+    if not sorted or dim is not None or tensor.requires_grad or not tensor.numel():
         return NotImplemented
-    ordered, order = tensor.flatten().sort(stable=True)
-    is_first = torch.cat([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]])
+    ordered, order = tensor.flatten().sort()  # as the function: of 0.0 and -0.0 the same stays
+    is_first = torch.cat([torch.ones_like(order[:1]) > 0, ordered[1:] != ordered[:-1]])
     firsts = _answer_nonzero(mode, is_first).squeeze(1)
     results = [ordered[firsts]]
     if return_inverse:
