@@ -317,6 +317,14 @@ def test_each_python_of_the_classifiers_is_tested():
     assert parts in (ROOT / "tox.ini").read_text(encoding="utf-8")
 
 
+def test_the_oldest_pytorch_that_is_promised_is_tested():
+    """And the newest on the index: a part of tox names no release for it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (needed,) = project["optional-dependencies"]["torch"]
+    parts = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    assert f"oldest: {needed.replace('>=', '==')}.0\n    newest: torch\n" in parts
+
+
 def test_no_class_name_is_given_twice():
     """The name of a class identifies it."""
     files = {}
