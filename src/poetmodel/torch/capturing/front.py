@@ -509,6 +509,7 @@ _GUARD_FORMS: Final = (
         re.compile(r"___check_type_id\((?P<path>.*), \d+\), type=<class '(?P<old>[^']+)'>.*"),
         "a {old}",
     ),
+    (re.compile(r"___check_type_id\((?P<path>.*), \d+\)"), "of another type"),  # PyTorch 2.9
     (re.compile(r"___check_obj_id\((?P<path>.*), \d+\).*"), "another object"),
     (re.compile(r"(?P<path>.*) is None"), "None"),
     (re.compile(r"(?P<path>.*) is not None"), "not None"),

@@ -350,7 +350,8 @@ def find_loss(name: str, output: Any) -> Any:
     if is_mapping:
         loss = output.get("loss")
     elif isinstance(output, torch.Tensor) or not hasattr(output, "loss"):
-        return output[0] if isinstance(output, tuple | list) and output else output
+        is_sequence = isinstance(output, (tuple, list))  # PyTorch 2.9 does not trace tuple | list
+        return output[0] if is_sequence and output else output
     else:
         loss = output.loss
     if loss is None:
