@@ -7,7 +7,7 @@ import pytest
 from kit.commands import BOARD, BOARD_FILE, CHAIN, chain, write_graph
 from poetmodel.case.case import Case
 from poetmodel.case.opening import Checked, open_schedule
-from poetmodel.case.solving import LoadedCase, solve_case
+from poetmodel.case.solving import LoadedCase, Placing, solve_case
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import Limits
 from poetmodel.result import Status
@@ -28,7 +28,7 @@ def _folder(tmp_path, monkeypatch):
 def file(tmp_path):
     """Return the file of the best schedule of a case."""
     path = tmp_path / "chain.schedule.json"
-    solve_case(LoadedCase(CASE)).result.save(path)
+    solve_case(LoadedCase.read(CASE)).result.save(path)
     return path
 
 
@@ -36,7 +36,7 @@ def test_a_file_has_the_problem_that_it_states(file):
     """In the same way for commands that verify it and for those that go on with its schedule."""
     opened = [open_schedule(file, UNKNOWN, is_input=is_input) for is_input in (False, True)]
     for checked in opened:
-        assert checked.problem.to_dict() == LoadedCase(CASE).problem.to_dict()
+        assert checked.problem.to_dict() == LoadedCase.read(CASE).problem.to_dict()
         assert checked.verdict.valid
         assert checked.require_valid() is checked
     first, second = (checked.with_plan() for checked in opened)
@@ -70,7 +70,7 @@ def test_costs_are_needed_only_to_go_on(file, tmp_path):
 
 def test_a_result_is_checked_as_its_file_is(file):
     """Without a file of it."""
-    result = solve_case(LoadedCase(CASE)).result
+    result = solve_case(LoadedCase.read(CASE)).result
     made = Checked.of_result(result, case=CASE, file=file.name)
     read = open_schedule(file, UNKNOWN)
     assert made.schedule.R == read.schedule.R
@@ -80,10 +80,10 @@ def test_a_result_is_checked_as_its_file_is(file):
 
 def test_a_case_is_solved_with_its_addresses_or_explained():
     """By one function, without the command line."""
-    answer = solve_case(LoadedCase(CASE), has_arena=True)
-    assert answer.fitted.arena is None or answer.fitted.arena.bytes <= 304
+    answer = solve_case(LoadedCase.read(CASE), placing=Placing())
+    assert answer.planned is None or answer.require_plan().require_arena().bytes <= 304
     tight = replace(CASE, limits=replace(CASE.limits, ram=1))
-    answer = solve_case(LoadedCase(tight))
+    answer = solve_case(LoadedCase.read(tight), explains=True)
     assert answer.result.status == Status.INFEASIBLE
     assert answer.explanation is not None
     (reason,) = answer.failure_reasons()

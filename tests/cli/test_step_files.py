@@ -1,6 +1,7 @@
 """Step files as graphs and as C: commands report about the exported kernels."""
 
 import json
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -10,14 +11,18 @@ import pytest
 from kit.commands import invoke, invoke_refused
 from kit.digits import linear_step
 from kit.programs import require_programs
+from poetmodel.case.case import Case
+from poetmodel.case.solving import LoadedCase, Placing, Stages, solve_case
 from poetmodel.cli.explore import initial_state
 from poetmodel.cli.options import CostOptions, GraphOptions
+from poetmodel.device import Device
 from poetmodel.export.board import Target, build_program, run_program
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import Variant
-from poetmodel.lowered.io import save_step
+from poetmodel.lowered.io import load_step, save_step
 from poetmodel.problem import Limits
 from poetmodel.problem import io as problem_io
+from poetmodel.solver.request import SearchOptions
 from poetmodel.sweeps.runs import grid
 
 BOARD = ("--device", "nrf52840")
@@ -81,6 +86,7 @@ def test_inspect_speaks_of_the_exported_kernels(step, way):
 def test_other_sizes_are_refused(step, told):
     """The kernels have one size; a file without a graph is reported in a sentence."""
     told(invoke_refused("inspect", step, "--batch", "2"))
+    told(invoke_refused("solve", step, *BOARD, "--tile", "auto", "--state", "sgd"), "state")
     path = Path("broken.step.json")
     path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
     told(invoke_refused("limits", path, *BOARD), "no step")
@@ -156,6 +162,51 @@ def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
         for more in (small, ("--json",))
     )
     assert half["problem"]["ram_budget_bytes"] == whole["problem"]["ram_budget_bytes"]
+
+
+class Refusing(Stages):
+    """Some tiles exceed a limit that no problem states; what is left is noted."""
+
+    def __init__(self, tile_nodes):
+        self.tile_nodes, self.settled = tile_nodes, []
+
+    def excess_bytes(self, step, result):
+        """Refuse the tiles of so many nodes."""
+        assert result.problem.graph is step.graph
+        return int(len(step.graph.nodes) == self.tile_nodes)
+
+    def settle(self, remainder):
+        """Note what is left, once."""
+        self.settled.append(remainder)
+        return remainder
+
+
+@pytest.mark.torch
+def test_a_step_in_memory_is_solved_as_its_file(train, tmp_path):
+    """By one function, in tiles of least value; a caller may know a limit that these exceed."""
+    step = tmp_path / "net.step.json"
+    made = invoke(
+        "export", f"{train}:images", "--optimizer", "sgd", "--target", "step", "--out", step
+    )
+    assert made.status == 0, made.err
+    least = json.loads(invoke("inspect", step, "--json").out)["floor_bytes"]
+    search = SearchOptions(gap=1.0)  # any schedule
+    tiled = Case(shape=Variant(tile="auto"), limits=Limits(ram=least - 1), search=search)
+    board = Device.load("nrf52840")
+    loaded = LoadedCase.read(replace(tiled, step=load_step(step), board=board))
+    by_file = solve_case(LoadedCase.read(replace(tiled, source=str(step), device="nrf52840")))
+    by_step = solve_case(loaded)
+    assert by_step.tiles.trials == by_file.tiles.trials
+    assert by_step.result.value == by_file.result.value
+    assert by_step.to_dict()["tile_bytes"] == by_file.to_dict()["tile_bytes"]
+    stages = Refusing(len(by_step.tiles.step.graph.nodes))
+    placed = solve_case(loaded, placing=Placing(alignment=4), stages=stages)
+    (left,) = stages.settled
+    assert placed.tiles == left.tiles
+    assert placed.tiles.tile_bytes != by_step.tiles.tile_bytes
+    plan = placed.require_plan()
+    assert plan.require_arena().bytes <= least - 1
+    assert plan.plan.identity.sha256 == placed.tiles.step.graph.sha256
 
 
 @pytest.mark.torch

@@ -246,7 +246,7 @@ def test_weights_that_exceed_the_flash_are_refused_before_tiles(tmp_path, monkey
     def tiled_never(*_, **__):
         raise AssertionError("tiles were tried")
 
-    monkeypatch.setattr("poetmodel.export.exporting.choose_tiles", tiled_never)
+    monkeypatch.setattr("poetmodel.tiling.choice.choose_tiles", tiled_never)
     for ram in ("3KiB", None):
         with pytest.raises(FlashError, match=r"first weights .* B at least, and device") as caught:
             exported(tmp_path / "c", device_of(1024, "nrf52840"), ram=ram)

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.budgets import Budget, TileChoice
 from poetmodel.case.spelling import EXPORTED_LIMITS, stated_options
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import DEFAULT_SHAPE, InputShape, Variant, read_model_or_file
@@ -14,6 +15,7 @@ from poetmodel.solver.request import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
@@ -40,6 +42,12 @@ class Case:
     constraint_files: tuple[str, ...] = ()
     """Files of user-defined constraints and objectives."""
     search: SearchOptions = field(default_factory=SearchOptions)
+    step: LoweredStep | None = None
+    """The step in memory; None for that of the source."""
+    board: Device | None = None
+    """The device in memory; None for that of `device`."""
+    costs: Costs | None = None
+    """Measured costs in memory; None for those of `profile`."""
 
     @property
     def is_step_file(self) -> bool:
@@ -51,27 +59,68 @@ class Case:
         """The stated tile size, as ``--tile`` accepts it."""
         return self.shape.tile if isinstance(self.shape, Variant) else None
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether the case states its graph."""
+        return self.source is not None or self.step is not None
+
+    @property
+    def tries_tiles(self) -> bool:
+        """Whether tile sizes are tried: ``auto`` of a step file, any of a step in memory."""
+        is_auto = self.is_step_file and TileChoice.parse(self.tile).is_auto
+        return is_auto or self.step is not None
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether measured costs or constraints name nodes, which differ between tile sizes."""
+        has_costs = self.profile is not None or self.costs is not None
+        return has_costs or bool(self.constraint_files)
+
+    def with_tile(self, tile: str | None) -> Self:
+        """Return the case with a tile size, as ``--tile`` accepts it; None for no tiles."""
+        if not isinstance(self.shape, Variant):
+            return self
+        return replace(self, shape=replace(self.shape, tile=tile))
+
     def load_device(self) -> Device | None:
         """Return the built-in device of this name, or read its file; None without a device."""
         from poetmodel.device import Device
 
-        return None if self.device is None else Device.load(self.device)
+        return self.board if self.device is None else Device.load(self.device)
 
-    def load_step(self) -> LoweredStep | None:
-        """Read a step file, in tiles if stated; None for other files, or with other settings."""
+    def load_profile(self, device: Device | None) -> Costs | None:
+        """Read the measured costs of a device; None without a profile."""
+        from poetmodel.device import Costs
+
+        return self.costs if self.profile is None else Costs.load(self.profile, device=device)
+
+    def load_whole_step(self) -> LoweredStep | None:
+        """Read a step file, without tiles; None for other files, or with other settings."""
+        if self.step is not None:
+            return self.step
         if self.source is None or not self.is_step_file or self.shape.overrides.keys() - {"tile"}:
             return None
         from poetmodel.lowered.io import load_step
+
+        return load_step(self.source)
+
+    def load_step(self) -> LoweredStep | None:
+        """Return the step of `load_whole_step`, in tiles of the stated size."""
+        step = self.load_whole_step()
+        if step is None:
+            return None
         from poetmodel.tiling.choice import divide_step
 
-        return divide_step(load_step(self.source), self.tile)
+        return divide_step(step, self.tile)
 
     def load_graph(self) -> Graph:
         """Build the network of the source, or read its file."""
+        step = self.load_step() if self.step or "tile" in self.shape.overrides else None
+        if step is not None:
+            return step.graph
         if self.source is None:
             raise InputError("missing graph: give a network or a file")
-        step = self.load_step() if "tile" in self.shape.overrides else None
-        return read_model_or_file(self.source, self.shape) if step is None else step.graph
+        return read_model_or_file(self.source, self.shape)
 
     def load_costs(self, graph: Graph, *, default_device: str | None = None) -> Costs:
         """Return measured costs of the profile, else estimates for the device.
@@ -80,10 +129,12 @@ class Case:
         """
         from poetmodel.device import Costs, Device
 
-        name = default_device if self.device is None else self.device
-        device = None if name is None else Device.load(name)
-        if self.profile is not None:
-            return Costs.load(self.profile, device=device)
+        device = self.load_device()
+        if device is None and default_device is not None:
+            device = Device.load(default_device)
+        profile = self.load_profile(device)
+        if profile is not None:
+            return profile
         if device is None:
             raise InputError(NO_COSTS)
         return Costs.estimate(graph, device)
@@ -99,22 +150,15 @@ class Case:
 
         The percentage is of the keep-all peak without tiles.
         """
-        ram, shape = self.limits.ram, self.shape
-        if (
-            ram is None
-            or self.source is None
-            or not isinstance(shape, Variant)
-            or shape.tile is None
-        ):
+        if self.limits.ram is None or self.tile is None or not self.has_graph:
             return self.limits
-        from poetmodel.budgets import Budget
         from poetmodel.graph import checkpoint_all_peak_bytes
 
-        budget = Budget.parse(ram)
+        budget = Budget.parse(self.limits.ram)
         if budget.fraction is None:
             return self.limits
-        whole = replace(self, shape=replace(shape, tile=None)).load_graph()
-        return replace(self.limits, ram=str(budget.to_size(checkpoint_all_peak_bytes(whole))))
+        keep_all_bytes = checkpoint_all_peak_bytes(self.with_tile(None).load_graph())
+        return replace(self.limits, ram=str(budget.to_size(keep_all_bytes)))
 
     @property
     def limit_options(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.device import StorageMode
 from poetmodel.device.ram import DeviceRam
+from poetmodel.errors import PlanError
 from poetmodel.plan import check_arena
 from poetmodel.plan.simulation import check_plan_of
 from poetmodel.units import format_bytes
@@ -85,6 +86,12 @@ class CheckedPlan:
 
         arena = place(self.graph, self.plan)
         return replace(self, arena=arena, arena_check=check_arena(self.graph, self.plan, arena))
+
+    def require_arena(self) -> Arena:
+        """Return the addresses; raise `PlanError` without them."""
+        if self.arena is None:
+            raise PlanError("the plan has no addresses")
+        return self.arena
 
     @property
     def graph(self) -> Graph:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.registry import DEFAULT
-from poetmodel.case.tiles import AutoTiles
-from poetmodel.errors import InputError, MethodNotApplicableError
+from poetmodel.case.tiles import StepTiles
+from poetmodel.errors import MethodNotApplicableError, VerificationError
+from poetmodel.plan.alignment import ALIGNMENT
 from poetmodel.result import SolveResult, Status, Termination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from poetmodel.case.case import Case
+    from poetmodel.case.checked_plan import CheckedPlan
+    from poetmodel.device import StorageMode
     from poetmodel.graph import Graph
+    from poetmodel.lowered.step import LoweredStep
     from poetmodel.problem import Problem
     from poetmodel.problem.job import Job
     from poetmodel.schedule import Schedule
-    from poetmodel.solver import Fitted
-    from poetmodel.solver.request import OnProgress, Request, SearchOptions, SolveProgress
+    from poetmodel.solver.request import Request
     from poetmodel.solver.sensitivity import Explanation, UsedLimit
     from poetmodel.solver.tile_trials import ChosenTiles
 
-    Watch = Callable[[Problem], AbstractContextManager[OnProgress | None]]
-    """Returns a context in which a solve of a problem reports to a callback."""
-
-MIN_NODES: Final = 2
-"""Minimum number of nodes of a graph that has decisions."""
 MIN_TIME_LIMIT_S: Final = 1e-3
-"""Minimum time limit of the solve after trials of tile sizes [s]."""
+"""Minimum time limit of a solve that follows others [s]."""
+INTERRUPTED_RATIO: Final = 0.1
+"""Fraction of the remaining time for what follows trials of tile sizes that Ctrl-C or the progress
+callback ended: a solve then only has to plan the schedule that the trials found."""
 LIMITS_TIME_RATIO: Final = 0.25
 """Time to decide which limits bind, as a fraction of the time limit of the step's solve."""
 INTERRUPTED_MESSAGE: Final = "interrupted before a schedule was found"
@@ -40,61 +39,115 @@ ADDRESSES_NOTE: Final = "these changes ignore addresses: --arena may need more R
 """Note on the hints of an explanation, if addresses were requested."""
 
 
-def _no_watch(_problem: Problem) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
+@dataclass(frozen=True, kw_only=True)
 class LoadedCase:
-    """A case with its graph (of at least 2 nodes) or the tile sizes to try; makes its problems."""
+    """A case in memory: the problem of its graph, or of each tile size of its step."""
 
-    def __init__(
-        self, case: Case, *, read_graph: Callable[[], Graph] | None = None, job: Job | None = None
-    ) -> None:
-        self.tiles = AutoTiles.find(case)
-        self.case = replace(case, limits=case.absolute_limits())
-        self.job = job
-        if self.tiles is None:
-            self.graph = (read_graph or case.load_graph)()
+    case: Case
+    """The case; its RAM budget is a size if it is in tiles."""
+    problem: Problem
+    """The problem of the graph, or of the first tile size."""
+    tiles: StepTiles | None = None
+    """The tile sizes to try; None for a graph."""
+    job: Job | None = None
+
+    @classmethod
+    def read(
+        cls,
+        case: Case,
+        *,
+        read_graph: Callable[[], Graph] | None = None,
+        job: Job | None = None,
+    ) -> LoadedCase:
+        """Read graph and costs of a case; `read_graph` replaces its own reader of graphs."""
+        tiles = StepTiles.find(case)
+        case = replace(case, limits=case.absolute_limits())
+        if tiles is not None:
+            graph = tiles.candidates[0][1].graph
+        elif read_graph is not None:
+            graph = read_graph()
         else:
-            self.graph = self.tiles.candidates[0][1].graph
-        if len(self.graph.nodes) < MIN_NODES:
-            raise InputError(
-                f"graph {self.graph.name!r} has 1 node: nothing to keep, recompute or page; "
-                f"solve needs at least {MIN_NODES}"
-            )
+            graph = case.load_graph()
+        return cls(case=case, problem=_state_problem(case, graph, job), tiles=tiles, job=job)
 
-        self.state_problem = cache(self._state_problem)
-        """Returns the problem of the limits, and of the job, for a graph."""
+    def problem_of(self, step: LoweredStep) -> Problem:
+        """Return the problem of a candidate of `tiles`."""
+        graph = step.graph
+        if graph is self.problem.graph:
+            return self.problem
+        return _state_problem(self.case, graph, self.job)
 
-    @property
-    def problem(self) -> Problem:
-        """The problem of the graph, or of the first tile size."""
-        return self.state_problem(self.graph)
 
-    def _state_problem(self, graph: Graph) -> Problem:
-        limits = self.case.limits.with_job(self.job, graph)
-        return replace(self.case, limits=limits).state_problem(graph)
+def _state_problem(case: Case, graph: Graph, job: Job | None) -> Problem:
+    return replace(case, limits=case.limits.with_job(job, graph)).state_problem(graph)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """How tensors get addresses in one block of RAM."""
+
+    mode: StorageMode | None = None
+    """How transfers run; None for the mode of the problem."""
+    alignment: int = ALIGNMENT
+    """Addresses are multiples of it [B]."""
+    available_bytes: int | None = None
+    """As for `fit_arena`."""
+    time_ratio: float = 1.0
+    """Fraction of the remaining time; the rest is for later work of the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remainder:
+    """What is left to solve after the trials of tile sizes."""
+
+    problem: Problem
+    request: Request
+    """The search; its limit is the time that is left."""
+    tiles: ChosenTiles | None = None
+    """The chosen tile size, with the step; None for a graph."""
+    start: Schedule | None = None
+    """A first schedule."""
+    result: SolveResult | None = None
+    """The result, if nothing is left but addresses; None if the problem is still to solve."""
+
+
+class Stages:
+    """What a caller of `solve_case` adds to its stages: by default nothing."""
+
+    def excess_bytes(self, step: LoweredStep, result: SolveResult) -> int:  # noqa: ARG002
+        """Return the bytes by which the program of a trial of tiles exceeds a limit; 0 if none."""
+        return 0
+
+    def settle(self, remainder: Remainder) -> Remainder:
+        """Return what is solved after the trials; an error ends the case before its solve."""
+        return remainder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseAnswer:
     """The result of a case, with its tiles, addresses, explanation and binding limits."""
 
-    case: Case
-    """The case with the chosen tile size."""
-    stated_case: Case
-    """The case as the command line states it, except a percentage of RAM."""
+    loaded: LoadedCase
     result: SolveResult
     tiles: ChosenTiles | None = None
-    """The tile sizes that were tried; None without ``--tile auto``."""
-    fitted: Fitted | None = None
-    """Plan and addresses; None if none were requested."""
+    """The tile sizes that were tried; None for a graph."""
+    planned: CheckedPlan | None = None
+    """Plan and addresses with their checks; None without a schedule, or if none were requested."""
     explanation: Explanation | None = None
     """Reasons for infeasibility, if it is proven."""
-    job: Job | None = None
     used_limits: tuple[UsedLimit, ...] = ()
     """Limits of a step of the job, and whether they bind."""
-    tile_hints: tuple[str, ...] = field(default=())
+
+    def require_plan(self) -> CheckedPlan:
+        """Return plan and addresses, which have no violations.
+
+        Raises `NoScheduleError` without a schedule, `VerificationError` for violations.
+        """
+        self.result.require_schedule()
+        if self.planned is None or self.planned.violations:
+            source = self.result if self.planned is None else self.planned
+            raise VerificationError(source.violations)
+        return self.planned
 
     def to_dict(self) -> dict[str, Any]:
         """Return result, tiles and explanation as JSON values."""
@@ -127,13 +180,15 @@ class CaseAnswer:
         """Yield the chosen tile size, and remedies: tiles, or a ``--state`` for too little RAM."""
         from poetmodel.device.ram import find_whole_step
 
-        yield from self.tile_hints
-        case, result = self.case, self.result
+        case, result = self.loaded.case, self.result
+        is_auto = case.tile == "auto"
+        if self.loaded.tiles is not None and self.tiles is not None:
+            case, hint = self.loaded.tiles.choose(self.tiles.tile_bytes, self.tiles.step)
+            yield hint
         if case.is_step_file and result.status == Status.INFEASIBLE:
             tiles_text = (
                 "without tiles" if case.tile in (None, "none") else f"in tiles of {case.tile}"
             )
-            is_auto = self.stated_case.tile == "auto"
             tile_hint = "; --tile auto searches for tiles with which the step fits"
             yield f"proved for the step {tiles_text}{'' if is_auto else tile_hint}"
         device_ram, device = result.device_ram, result.problem.costs.device
@@ -153,74 +208,61 @@ class CaseAnswer:
 
 
 def solve_case(
-    loaded: LoadedCase, *, has_arena: bool = False, watch: Watch = _no_watch
+    loaded: LoadedCase,
+    request: Request | None = None,
+    *,
+    start: Schedule | None = None,
+    placing: Placing | None = None,
+    stages: Stages | None = None,
+    explains: bool = False,
 ) -> CaseAnswer:
-    """Solve a case, with addresses if `has_arena`, also until Ctrl-C; explain infeasibility."""
-    case, search = loaded.case, loaded.case.search
-    chosen, hints, limit_s, problem = None, [], search.time_limit_s, loaded.problem
-    known = None
-    if loaded.tiles is not None:
-        chosen, limit_s = _choose_tiles(loaded.tiles, loaded, watch)
-        case, hint = loaded.tiles.choose(chosen.tile_bytes, chosen.step)
-        hints.append(hint)
-        case = replace(case, limits=loaded.case.limits)
-        problem, known = loaded.state_problem(chosen.step.graph), chosen.result
-    start, fitted = None if known is None else known.schedule, None
-    if has_arena:
-        fitted = _fit_arena(problem, search, limit_s or MIN_TIME_LIMIT_S, start, watch)
-        result = fitted.result
-    elif known is not None and limit_s <= 0:
-        result = known
+    """Choose tiles, solve by the method, assign addresses, also until Ctrl-C.
+
+    `request` is a search that has started; None starts that of the case. With `placing`, the plan
+    has addresses. With `explains`, the answer has the reasons for infeasibility, and which limits
+    of a job bind.
+    """
+    request = loaded.case.search.start() if request is None else request
+    stages = Stages() if stages is None else stages
+    rest, planned = stages.settle(_try_tiles(loaded, request, stages, start)), None
+    if placing is not None:
+        result, planned = _place(rest, placing)
+    elif rest.result is not None:
+        result = rest.result
     else:
-        request = search.start().restart(limit_s or MIN_TIME_LIMIT_S)
-        result = solve_by_method(problem, request, start, watch=watch)
-    if chosen is not None:
-        result = replace(result, time_limit_s=search.time_limit_s)
-    explanation = _explain(result, threads=search.threads)
-    if has_arena and explanation is not None and explanation.working_remedies:
-        explanation = replace(explanation, notes=(*explanation.notes, ADDRESSES_NOTE))
+        result = solve_by_method(rest.problem, rest.request, rest.start)
+    result = replace(result, time_limit_s=request.time_limit_s)
+    explanation: Explanation | None = None
+    used_limits: tuple[UsedLimit, ...] = ()
+    if explains:
+        explanation = _explain(result, threads=request.threads, has_addresses=placing is not None)
+        used_limits = _find_used_limits(result, loaded.job, threads=request.threads)
     return CaseAnswer(
-        case=case,
-        stated_case=loaded.case,
+        loaded=loaded,
         result=result,
-        tiles=chosen,
-        fitted=fitted,
+        tiles=rest.tiles,
+        planned=planned,
         explanation=explanation,
-        job=loaded.job,
-        used_limits=_find_used_limits(result, loaded.job, threads=search.threads),
-        tile_hints=tuple(hints),
+        used_limits=used_limits,
     )
 
 
 def solve_by_method(
-    problem: Problem,
-    request: Request,
-    start: Schedule | None = None,
-    *,
-    watch: Watch = _no_watch,
+    problem: Problem, request: Request, start: Schedule | None = None
 ) -> SolveResult:
     """Solve a problem by the method of a request; return the result also after Ctrl-C.
 
     Only the default method uses `start`. If the method does not apply, returns its partial result,
     or raises `MethodNotApplicableError` without one.
     """
-    on_progress = request.on_progress
     try:
-        with watch(problem) as show:
+        if request.method == DEFAULT:
+            from poetmodel.solver.facade import execute
 
-            def report(progress: SolveProgress) -> bool | None:
-                if show is not None:
-                    show(progress)
-                return None if on_progress is None else on_progress(progress)
+            return execute(problem, request, start)
+        from poetmodel.baselines.running import run_method
 
-            request = replace(request, on_progress=show if on_progress is None else report)
-            if request.method == DEFAULT:
-                from poetmodel.solver.facade import execute
-
-                return execute(problem, request, start)
-            from poetmodel.baselines.running import run_method
-
-            return run_method(problem, request)
+        return run_method(problem, request)
     except MethodNotApplicableError as error:
         partial_result: SolveResult | None = error.result
         if partial_result is None:
@@ -238,43 +280,64 @@ def solve_by_method(
         )
 
 
-def _choose_tiles(tiles: AutoTiles, loaded: LoadedCase, watch: Watch) -> tuple[ChosenTiles, float]:
-    """Solve each candidate tile size; return that of smallest value, and the remaining time [s].
-
-    The remaining time is 0 if the returned schedule is proved optimal, or after Ctrl-C.
-    """
+def _try_tiles(
+    loaded: LoadedCase, request: Request, stages: Stages, start: Schedule | None
+) -> Remainder:
+    """Solve each candidate tile size; return what is left for that of smallest value."""
+    if loaded.tiles is None:
+        return Remainder(problem=loaded.problem, request=request, start=start)
     from poetmodel.solver.tile_trials import find_cheapest_tiles
 
-    clock = loaded.case.search.start()
     chosen = find_cheapest_tiles(
-        tiles.candidates,
-        lambda step: loaded.state_problem(step.graph),
-        clock,
-        solve=partial(solve_by_method, watch=watch),
+        loaded.tiles.candidates,
+        loaded.problem_of,
+        request,
+        excess_bytes=stages.excess_bytes,
+        solve=solve_by_method,
     )
-    is_final = chosen.result is not None and chosen.result.termination == Termination.PROVED
-    return chosen, 0.0 if is_final or chosen.is_interrupted else max(
-        clock.remaining_s(), MIN_TIME_LIMIT_S
+    result = chosen.result
+    is_final = result is not None and (
+        chosen.is_interrupted or result.termination == Termination.PROVED
+    )
+    if chosen.trials:
+        ratio = INTERRUPTED_RATIO if chosen.is_interrupted else 1.0
+        limit_s = max(ratio * request.remaining_s(), MIN_TIME_LIMIT_S)
+        request = request.restart(limit_s, request.on_progress)
+    return Remainder(
+        problem=loaded.problem if result is None else result.problem,
+        request=request,
+        tiles=chosen,
+        start=start if result is None else result.schedule,
+        result=result if is_final else None,
     )
 
 
-def _fit_arena(
-    problem: Problem, search: SearchOptions, limit_s: float, start: Schedule | None, watch: Watch
-) -> Fitted:
+def _place(rest: Remainder, placing: Placing) -> tuple[SolveResult, CheckedPlan | None]:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit."""
-    from poetmodel.solver import fit_arena
+    from poetmodel.case.checked_plan import CheckedPlan
+    from poetmodel.solver.fitting import fit_arena
+
+    request = rest.request
 
     def solve_problem(
-        arena_problem: Problem, *, time_limit: float, start: Schedule | None = None
+        problem: Problem, *, time_limit: float, start: Schedule | None = None
     ) -> SolveResult:
-        request = search.start().restart(time_limit)
-        return solve_by_method(arena_problem, request, start, watch=watch)
+        limited_request = request.restart(time_limit, request.on_progress)
+        return solve_by_method(problem, limited_request, start)
 
-    mode = problem.transfer_mode
-    return fit_arena(problem, mode=mode, solve=solve_problem, time_limit=limit_s, start=start)
+    result, plan, arena = fit_arena(
+        rest.problem,
+        mode=placing.mode or rest.problem.transfer_mode,
+        alignment=placing.alignment,
+        solve=solve_problem,
+        time_limit=max(placing.time_ratio * request.remaining_s(), MIN_TIME_LIMIT_S),
+        available_bytes=placing.available_bytes,
+        start=rest.start,
+    )
+    return result, None if plan is None else CheckedPlan.of_plan(rest.problem, plan, arena)
 
 
-def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
+def _explain(result: SolveResult, *, threads: int, has_addresses: bool) -> Explanation | None:
     """Return why a result of the default method is infeasible; None if it is not, or on Ctrl-C."""
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:
         return None
@@ -282,9 +345,12 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
 
     limit_s = EXPLANATION_FRACTION * (result.time_limit_s or 1.0)
     try:
-        return explain_infeasible(result, time_limit=limit_s, threads=threads)
+        explanation = explain_infeasible(result, time_limit=limit_s, threads=threads)
     except KeyboardInterrupt:  # the result stays without an explanation
         return None
+    if has_addresses and explanation.working_remedies:
+        return replace(explanation, notes=(*explanation.notes, ADDRESSES_NOTE))
+    return explanation
 
 
 def _find_used_limits(

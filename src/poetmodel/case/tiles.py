@@ -1,9 +1,9 @@
-"""Tile sizes of a step file for ``--tile auto``."""
+"""Tile sizes of a step that are tried: those of ``--tile auto``, or the stated one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from poetmodel.budgets import Budget, TileChoice
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -14,22 +14,21 @@ if TYPE_CHECKING:
 
     from poetmodel.case.case import Case
     from poetmodel.device import Device
-    from poetmodel.graph.catalogue import Variant
     from poetmodel.lowered.step import LoweredStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoTiles:
-    """Tile sizes of a step file to try for ``--tile auto``."""
+class StepTiles:
+    """A step in the tile sizes to try."""
 
     case: Case
-    """The case without a tile size."""
+    """The case with its stated tile size."""
     candidates: Sequence[tuple[int | None, LoweredStep]]
     """(tile size [B], step in tiles), from one to four, in the order of `candidate_tiles`.
 
-    Only the step without tiles, with size None, if it fits; otherwise the largest sizes that fit,
-    largest first, or only the first of these if a profile or constraints name nodes. If none fits,
-    only the pair with the smallest minimum RAM."""
+    For ``auto``, only the step without tiles, with size None, if it fits; otherwise the largest
+    sizes that fit, largest first, or only the first of these if a profile or constraints name
+    nodes. If none fits, only the pair with the smallest minimum RAM."""
     ram_bytes: int
     """RAM budget of tensors [B]."""
     device: Device
@@ -37,33 +36,28 @@ class AutoTiles:
     """Whether tensors may be paged."""
 
     @classmethod
-    def find(cls, case: Case) -> AutoTiles | None:
-        """Return the sizes to try, largest first; None without ``auto``, step file or device.
+    def find(cls, case: Case) -> StepTiles | None:
+        """Return the sizes to try of a step file with ``auto``, or of a step in memory.
 
-        The budget is that of the case or the device's RAM; a percentage is of the keep-all peak
-        without tiles.
+        None for other cases, and without a device. The budget is that of the case or the device's
+        RAM; a percentage is of the keep-all peak without tiles.
         """
-        if case.source is None or not case.is_step_file:
+        device = case.load_device() if case.tries_tiles else None
+        step = None if device is None else case.load_whole_step()
+        if device is None or step is None:
             return None
-        if not TileChoice.parse(case.tile).is_auto:
-            return None
-        device = case.load_device()
-        if device is None:
-            return None
-        from poetmodel.lowered.io import load_step
         from poetmodel.tiling.choice import candidate_tiles
 
-        step = load_step(case.source)
         ram = Budget.parse(device.ram_bytes if case.limits.ram is None else case.limits.ram)
         ram_bytes = ram.resolve(checkpoint_all_peak_bytes(step.graph))
         paging = case.limits.paging and device.storage is not None
         candidates = candidate_tiles(
             step,
-            TileChoice.AUTO,
+            TileChoice.parse(case.tile),
             device,
             ram_bytes=ram_bytes,
             paging=paging,
-            names_nodes=case.profile is not None or bool(case.constraint_files),
+            names_nodes=case.names_nodes,
         )
         return cls(
             case=case, candidates=candidates, ram_bytes=ram_bytes, device=device, paging=paging
@@ -80,8 +74,7 @@ class AutoTiles:
             hint += "; no tile size fits, and this one needs the least RAM: " + format_bytes(
                 needed_ram_bytes
             )
-        shape = replace(cast("Variant", self.case.shape), tile=tile)
-        return replace(self.case, shape=shape), hint
+        return self.case.with_tile(tile), hint
 
 
 def resolve_sizes(case: Case) -> tuple[Case, list[str]]:
@@ -90,7 +83,7 @@ def resolve_sizes(case: Case) -> tuple[Case, list[str]]:
     ``auto`` is replaced for a step file and a device; a percentage only with tiles, since it refers
     to the keep-all peak without tiles.
     """
-    tiles, hints = AutoTiles.find(case), []
+    tiles, hints = StepTiles.find(case), []
     if tiles is not None:
         case, hint = tiles.choose(*tiles.candidates[0])
         hints.append(hint)

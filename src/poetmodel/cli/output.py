@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -297,6 +298,8 @@ class LiveLine:
         if latest is None or self._problem is None:
             return f"{self._activity}, {gap}{seconds}"
         objective = self._problem.objective
+        if latest.baseline:  # that of the tiles that are tried
+            objective = replace(objective, baseline=latest.baseline)
         incumbent = f"{objective.label} {_format_overhead(latest.overhead, objective)}"
         bound = _format_overhead(latest.overhead_bound, objective)
         return f"{incumbent}  bound {bound}  {gap}{seconds}"

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from poetmodel.case.opening import Checked
     from poetmodel.plan import Arena
     from poetmodel.result import SolveResult
-    from poetmodel.solver import Fitted
 
 
 class PlanFormat(StrEnum):
@@ -271,11 +270,11 @@ def save_plan_and_map(
     *,
     plan: Path | None,
     plot: Path | None,
-    fitted: Fitted | None = None,
+    planned: CheckedPlan | None = None,
 ) -> Iterator[Path]:
     """Write a solve's plan to `plan`, and its map of stages to `plot`; yield each written file.
 
-    The files are written while the caller iterates. The plan is that of `fitted`, else one without
+    The files are written while the caller iterates. The plan is `planned`, else one without
     addresses. If the schedule has violations, a warning is printed in place of the plan.
     """
     problem = result.problem
@@ -285,9 +284,7 @@ def save_plan_and_map(
         print_warnings([f"{plan} was not written: the schedule violates a rule or a limit"])
     elif plan is not None:
         print_warnings(blocking_warnings(problem))
-        if fitted is not None and fitted.plan is not None:
-            planned = CheckedPlan.of_plan(problem, fitted.plan, fitted.arena)
-        else:
+        if planned is None:
             planned_ram_bytes = (
                 None if result.simulation is None else result.simulation.planned_ram_bytes
             )

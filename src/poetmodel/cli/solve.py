@@ -6,7 +6,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer  # noqa: TC002 - read from the annotations of commands
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from poetmodel.case.solving import CaseAnswer
+    from poetmodel.graph import Graph
+
+MIN_NODES: Final = 2
+"""Minimum number of nodes of a graph that has decisions."""
 
 
 @options.group
@@ -73,14 +77,14 @@ def solve(
     output: SolveOutputOptions,
 ) -> Reply:
     """Find the training schedule with minimum energy (or --minimize) within the limits."""
-    from poetmodel.case.solving import LoadedCase, solve_case
+    from poetmodel.case.solving import LoadedCase, Placing, solve_case
 
     start_s = context.obj or time.monotonic()
     if files.arena and files.plan is None:
         raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
-    loaded = LoadedCase(
+    loaded = LoadedCase.read(
         source.case(costing, limits=limits, own=own, search=search),
-        read_graph=partial(read_graph, source),
+        read_graph=partial(_read_graph, source),
         job=job_options.to_job(limits),
     )
     problem = loaded.problem
@@ -94,17 +98,21 @@ def solve(
     if problem.costs.device is not None:
         print_warnings(device_warnings(problem.costs.device))
     read_s = time.monotonic() - start_s
-    answer = solve_case(
-        loaded, has_arena=files.arena, watch=partial(live_line, enabled=not output.json)
-    )
+    with live_line(problem, enabled=not output.json) as on_progress:
+        answer = solve_case(
+            loaded,
+            search.start(on_progress),
+            placing=Placing() if files.arena else None,
+            explains=True,
+        )
     result = answer.result
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction:
         print_warnings([result.reduction])
     job_result = None
-    if answer.job is not None:
-        job_result = JobResult(job=answer.job, result=result, limits=answer.used_limits)
+    if loaded.job is not None:
+        job_result = JobResult(job=loaded.job, result=result, limits=answer.used_limits)
     document = answer.to_dict()
     if job_result is not None:
         document["job"] = to_json_object(job_result.facts())
@@ -122,6 +130,17 @@ def solve(
     )
 
 
+def _read_graph(source: options.GraphOptions) -> Graph:
+    """Read the graph of the options; refuse one without decisions."""
+    graph = read_graph(source)
+    if len(graph.nodes) < MIN_NODES:
+        raise InputError(
+            f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; solve needs at "
+            f"least {MIN_NODES}"
+        )
+    return graph
+
+
 def _tables(
     answer: CaseAnswer, job_result: JobResult | None, *, start_s: float, read_s: float
 ) -> Iterator[Table]:
@@ -134,8 +153,8 @@ def _tables(
     yield result_table(result, total_s=time.monotonic() - start_s, read_s=read_s)
     if job_result is not None:
         yield fact_table("The whole job", job_result.facts())
-    if answer.fitted is not None and answer.fitted.arena is not None:
-        yield fact_table("Addresses", arena_facts(answer.fitted.arena))
+    if answer.planned is not None and answer.planned.arena is not None:
+        yield fact_table("Addresses", arena_facts(answer.planned.arena))
     if tiles is not None and tiles.trials:
         yield fact_table("Tiles", tile_facts(tiles.tile_bytes, tiles.trials, result.problem))
 
@@ -155,6 +174,8 @@ def _write(answer: CaseAnswer, files: FileOptions) -> Iterator[Path]:
             raise failure
         if out is not None:
             yield out
-        yield from save_plan_and_map(result, plan=files.plan, plot=files.plot, fitted=answer.fitted)
+        yield from save_plan_and_map(
+            result, plan=files.plan, plot=files.plot, planned=answer.planned
+        )
 
     return report()

@@ -13,8 +13,8 @@ from poetmodel.explore.answer import NO_PROOF
 from poetmodel.explore.tasks import (
     Frame,
     JobContext,
-    load_job_problem,
-    load_prepared_problem,
+    load_job_case,
+    load_prepared_case,
     to_gzipped_json,
     unpack_schedule,
 )
@@ -57,28 +57,27 @@ def point_commands(job: dict[str, Any], context: JobContext, subject: Checked) -
     """Return shell commands that reproduce a point, or for a step file, if possible, export it."""
     from poetmodel.export.reserves import parse_stack, reserved_bytes
 
-    prepared = load_prepared_problem(job, context)
+    prepared = load_prepared_case(job, context)
     settings, step = prepared.settings, prepared.step
     if step is None:
         return list(reproduction_commands(subject))
     reserved_stack_bytes = parse_stack(None, commit=settings.limits.commit is not None)
     extra_bytes = reserved_bytes(replace(step, inference=None), reserved_stack_bytes)
     case = replace(
-        prepared.case,
-        shape=replace(settings.shape, tile=None),
+        prepared.loaded.case.with_tile(None),
         limits=replace(
             settings.limits,
             ram=job["ram_bytes"] + extra_bytes,
             deadline=job["deadline_s"],
             minimize=None
-            if prepared.problem.minimize == Quantity.ENERGY
+            if prepared.loaded.problem.minimize == Quantity.ENERGY
             else settings.limits.minimize,
         ),
         search=job["search"],
     )
     if case.device is None or not case.is_exportable:
         return list(reproduction_commands(subject))
-    folder = f"{file_stem(prepared.problem.graph.name)}-c"
+    folder = f"{file_stem(prepared.loaded.problem.graph.name)}-c"
     return [case.command("export", out=folder, options={"--tile": settings.shape.tile or "none"})]
 
 
@@ -87,7 +86,7 @@ def verified_result(job: dict[str, Any], context: JobContext) -> tuple[SolveResu
 
     The bound is the baseline plus the proof's bound on the overhead, at most the value.
     """
-    problem, answer, search = load_job_problem(job, context), job["answer"], job["search"]
+    problem, answer, search = load_job_case(job, context).problem, job["answer"], job["search"]
     proof = answer.proof or NO_PROOF
     schedule = unpack_schedule(context.body)
     verdict = verify(problem, schedule)
@@ -121,11 +120,11 @@ def open_point(job: dict[str, Any], context: JobContext, *, has_addresses: bool 
     Addresses are chosen only for a plan without violations of a finished point.
     """
     result, verdict = verified_result(job, context)
-    prepared = load_prepared_problem(job, context)
+    prepared = load_prepared_case(job, context)
     checked = Checked.of_result(
         result,
-        case=prepared.case,
-        file=f"{file_stem(prepared.problem.graph.name)}.schedule.json",
+        case=prepared.loaded.case,
+        file=f"{file_stem(prepared.loaded.problem.graph.name)}.schedule.json",
         verdict=verdict,
     )
     return checked.with_plan(has_addresses=has_addresses and job["answer"].proof is not None)
@@ -147,7 +146,7 @@ def explain_infeasibility(job: dict[str, Any], context: JobContext) -> Frame:
 
     Does not solve, so it may miss limits. The keys are those of the API.
     """
-    problem = load_job_problem(job, context)
+    problem = load_job_case(job, context).problem
     graph, min_ram = problem.graph, problem.floor
     node = graph.nodes[min_ram.node]
     excluded_tensors = set(graph.state_of)

@@ -220,6 +220,7 @@ class WorkerPool:
 def prepare_process(_: WorkerJob, niceness: int) -> None:
     """Import the modules of all jobs, and lower the priority of the process by `niceness`."""
     import poetmodel.explore.drawing
+    import poetmodel.solver.facade
     import poetmodel.solver.lazy
     import poetmodel.solver.monolithic  # noqa: F401
 

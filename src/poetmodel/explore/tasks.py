@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.case.solving import LoadedCase, solve_case
 from poetmodel.clock import limit_time
 from poetmodel.device.ram import find_whole_step
 from poetmodel.explore.answer import Proof
@@ -21,20 +22,18 @@ from poetmodel.explore.settings import problem_fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, keep_all_if_within_budgets, page_everything
 from poetmodel.planner import verify
-from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import infeasibility_reason
 from poetmodel.report.charts import graph_chart
 from poetmodel.schedule import Schedule, Simulation
 from poetmodel.schedule.metrics import Display, simulated_metrics
-from poetmodel.solver.facade import execute
 from poetmodel.solver.outcome import is_gap_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.case.case import Case
     from poetmodel.explore.settings import Catalogue, ExplorerSettings
     from poetmodel.lowered.step import LoweredStep
+    from poetmodel.problem import Problem
     from poetmodel.solver import SolveProgress
     from poetmodel.solver.request import SearchOptions
 
@@ -57,13 +56,12 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedProblem:
-    """Settings, their case and problem, and the step of a step file; a job sets RAM, deadline."""
+class PreparedCase:
+    """Settings with their case, and the step of a step file; a job sets RAM and deadline."""
 
     settings: ExplorerSettings
-    case: Case
+    loaded: LoadedCase
     step: LoweredStep | None
-    problem: Problem
 
 
 @dataclass(slots=True)
@@ -79,27 +77,26 @@ class JobContext:
     """Packed schedule of the job; empty without one."""
 
 
-def load_job_problem(job: dict[str, Any], context: JobContext) -> Problem:
-    """Return the problem of a job's settings, with the RAM and the deadline of the job."""
-    prepared = load_prepared_problem(job, context)
+def load_job_case(job: dict[str, Any], context: JobContext) -> LoadedCase:
+    """Return the case of a job's settings, with the RAM and the deadline of the job."""
+    loaded = load_prepared_case(job, context).loaded
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
-    return replace(prepared.problem, **limits)
+    return replace(loaded, problem=replace(loaded.problem, **limits))
 
 
 @lru_cache(maxsize=MAX_CACHED_GRAPHS)
-def _load_prepared_problem(catalogue: Catalogue, settings: ExplorerSettings) -> PreparedProblem:
+def _load_prepared_case(catalogue: Catalogue, settings: ExplorerSettings) -> PreparedCase:
     """Read graph, costs and problem within `READ_LIMIT_S`."""
     with limit_time(READ_LIMIT_S):
         case = catalogue.case(settings)
         step = case.load_step()
-        graph = case.load_graph() if step is None else step.graph
-        problem = Problem.from_limits(graph, case.load_costs(graph), case.limits)
-    return PreparedProblem(settings, case, step, problem)
+        read_graph = None if step is None else lambda: step.graph
+        return PreparedCase(settings, LoadedCase.read(case, read_graph=read_graph), step)
 
 
-def load_prepared_problem(job: dict[str, Any], context: JobContext) -> PreparedProblem:
-    """Return the settings of a job with their case and problem; cached."""
-    return _load_prepared_problem(context.catalogue, job["settings"])
+def load_prepared_case(job: dict[str, Any], context: JobContext) -> PreparedCase:
+    """Return the settings of a job with their case; cached."""
+    return _load_prepared_case(context.catalogue, job["settings"])
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -118,8 +115,8 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 def prepare_problem(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: read the graph of a job's settings; return facts about the problem for the page."""
-    prepared = load_prepared_problem(job, context)
-    problem, graph = prepared.problem, prepared.problem.graph
+    prepared = load_prepared_case(job, context)
+    problem, graph = prepared.loaded.problem, prepared.loaded.problem.graph
     device, resident_bytes = problem.costs.device, problem.resident_bytes
     page_all_schedule = page_everything(problem)
     page_all_s = (
@@ -176,7 +173,7 @@ def schedule_metrics(problem: Problem, simulation: Simulation) -> dict[str, Any]
 
 def find_first_schedule(job: dict[str, Any], context: JobContext) -> Frame:
     """Task: return a first schedule by heuristics with metrics; the frame is empty without one."""
-    problem = load_job_problem(job, context)
+    problem = load_job_case(job, context).problem
     if infeasibility_reason(problem) is not None:
         return Frame()
     first_valid: tuple[Schedule, Simulation] | None = None
@@ -260,13 +257,14 @@ def solve_point(job: dict[str, Any], context: JobContext) -> Frame:
 
     Bounds and value exclude the baseline. The bound is at least the job's, at most the value.
     """
-    problem = load_job_problem(job, context)
+    loaded = load_job_case(job, context)
+    problem = loaded.problem
     search: SearchOptions = job["search"]
     start = unpack_schedule(context.body) if context.body else None
     if start is not None and not verify(problem, start).valid:
         start = None
     progress = _Progress(problem, context, search.gap, job["answer"].bound)
-    result = execute(problem, search.start(progress), start)
+    result = solve_case(loaded, search.start(progress), start=start).result
     status = result.status
     bound = progress.start_bound
     if result.simulation is not None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
+from poetmodel.case.solving import LoadedCase, Placing, Remainder, Stages, solve_case
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.generation import GenerationLayout
-from poetmodel.errors import BudgetError, InputError, VerificationError, join_names
+from poetmodel.errors import BudgetError, InputError, join_names
 from poetmodel.export.checks import check_flash, make_ram_error, min_weight_bytes
 from poetmodel.export.deployment import Build, Deployment
 from poetmodel.export.flash import make_smallest_program, make_zero_arena
@@ -23,13 +24,10 @@ from poetmodel.lowered.identity import step_identity
 from poetmodel.lowered.step import with_stored_state
 from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.lowered.values import check_values
-from poetmodel.plan import check_plan
 from poetmodel.plan.alignment import align_sizes, device_alignment
-from poetmodel.plan.arena_check import check_arena
 from poetmodel.planner import make_plan
-from poetmodel.solver.fitting import fit_arena
-from poetmodel.solver.tile_trials import find_cheapest_tiles
-from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes
+from poetmodel.solver.tile_trials import ChosenTiles
+from poetmodel.tiling.choice import choose_tiles, needed_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +36,9 @@ if TYPE_CHECKING:
     from poetmodel.device import Device
     from poetmodel.export.replay import Replay
     from poetmodel.lowered.step import LoweredStep
-    from poetmodel.plan import Plan
-    from poetmodel.plan.arena import Arena
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule
     from poetmodel.solver.request import Request
-    from poetmodel.solver.tile_trials import ChosenTiles
 
 STEP_RATIO: Final = 0.9
 """Maximum fraction of the remaining time for the solve of the step.
@@ -53,9 +47,6 @@ The rest is for checks and forward passes."""
 TRIAL_FLASH_RATIO: Final = 0.95
 """Maximum fraction of the flash for the program of a trial's schedule, because the program of the
 final schedule may need more code."""
-INTERRUPTED_RATIO: Final = 0.1
-"""Maximum fraction of the remaining time for the solve after Ctrl-C or the progress callback ended
-the trials of tiles: this solve only has to plan the schedule that the trials found."""
 
 
 def export_step(
@@ -89,28 +80,18 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     step = _prepare(step, options)
     trial = Trial(step, options)
     trial.check_least_weights()
-    tiles = find_cheapest_tiles(
-        trial.candidates(), trial.build_problem, request, excess_bytes=trial.excess_flash_bytes
-    )
-    step = tiles.step
-    trial.check_least_flash(step)
-    trial.check_min_ram(tiles)
-    problem = trial.build_problem(step)
-    if problem.table.commit is not None:
-        _check_storage(
-            2 * problem.table.commit.generation_bytes,
-            options.device,
-            content="two generations of state there take",
-            commit=True,
-        )
-    result, plan, arena = _solve_and_place(
-        problem,
-        options.device,
+    answer = solve_case(
+        trial.load_case(),
         request,
-        INTERRUPTED_RATIO if tiles.is_interrupted else STEP_RATIO,
-        available_bytes=options.device.ram_bytes - trial.reserved_bytes,
-        start=None if tiles.result is None else tiles.result.schedule,
+        placing=trial.placing(
+            available_bytes=options.device.ram_bytes - trial.reserved_bytes, time_ratio=STEP_RATIO
+        ),
+        stages=trial,
     )
+    planned = answer.require_plan()
+    plan, arena, problem = planned.plan, planned.require_arena(), planned.problem
+    tiles = answer.tiles or ChosenTiles(tile_bytes=None, step=step)
+    step = tiles.step
     replay = _make_replay(step, options)
     replay = replay and order_outputs(replay, step, plan)
     layout = StorageLayout(
@@ -125,7 +106,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     )
     _check_migration(layout)
     passes = (
-        _plan_forward_pass(kind, layout, forward_pass, problem, request)
+        _plan_forward_pass(kind, layout, forward_pass, trial, problem, request)
         for kind, forward_pass in (("inference", step.inference), ("evaluation", step.evaluation))
         if forward_pass is not None
     )
@@ -136,7 +117,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     check_flash(build)
     deployment = Deployment(
         **build.field_values(),
-        result=result,
+        result=answer.result,
         tile_bytes=tiles.tile_bytes,
         tile_trials=() if tiles.tile_bytes is None else tiles.trials,
     )
@@ -164,7 +145,7 @@ def _prepare(step: LoweredStep, options: ExportOptions) -> LoweredStep:
     return with_byte_inputs(step, options.byte_inputs)
 
 
-class Trial:
+class Trial(Stages):
     """A step to export with the RAM that it may use; its tiles and its schedule are not known."""
 
     def __init__(self, step: LoweredStep, options: ExportOptions) -> None:
@@ -175,7 +156,36 @@ class Trial:
         self.ram_bytes = _total_ram_bytes(step, options, self.reserved_bytes)
         self.budget_bytes = self.ram_bytes - self.reserved_bytes
         """RAM limit of tensors and workspaces [B]."""
-        self.may_page = options.limits.paging and options.costs(step.graph).pages is not None
+        self.case = options.case(step, ram_bytes=max(1, self.budget_bytes))
+        self.may_page = self.case.limits.paging
+        storage = options.device.storage
+        self.mode = StorageMode.BLOCKING if storage is None else storage.mode
+
+    def load_case(self) -> LoadedCase:
+        """Return the case of the step, without the later tile sizes that exceed the flash."""
+        loaded = LoadedCase.read(self.case)
+        if self.options.device.flash is None or loaded.tiles is None:
+            return loaded
+        first, *later = loaded.tiles.candidates
+        smallest = ((tile_bytes, make_smallest_program(step)) for tile_bytes, step in later)
+        candidates = [
+            first,
+            *(
+                (tile_bytes, program.step)
+                for tile_bytes, program in smallest
+                if self._build(program).flash_map()["free"] >= 0
+            ),
+        ]
+        return replace(loaded, tiles=replace(loaded.tiles, candidates=candidates))
+
+    def placing(self, *, available_bytes: int | None = None, time_ratio: float = 1.0) -> Placing:
+        """Return how tensors get addresses in exported C."""
+        return Placing(
+            mode=self.mode,
+            alignment=device_alignment(self.options.device),
+            available_bytes=available_bytes,
+            time_ratio=time_ratio,
+        )
 
     def check_least_weights(self) -> None:
         """Raise `FlashError` if the weights alone exceed the flash: no tiles reduce those not 0."""
@@ -187,10 +197,6 @@ class Trial:
         """Raise `FlashError` if the smallest program of the step in tiles exceeds the flash."""
         if self.options.device.flash is not None:
             check_flash(self._build(make_smallest_program(step)), are_lower_bounds=True)
-
-    def build_problem(self, step: LoweredStep) -> Problem:
-        """Return the problem of the step in tiles."""
-        return self.options.build_problem(step, ram_bytes=self.budget_bytes, paging=self.may_page)
 
     def _build(self, program: Program) -> Build:
         """Return the C of a program of the step in tiles, to size it."""
@@ -204,40 +210,33 @@ class Trial:
         )
         return Build.from_layout(layout)
 
-    def candidates(self) -> list[tuple[int | None, LoweredStep]]:
-        """Return the first (tile size [B], step), and later pairs that may fit the flash."""
-        first, *later = candidate_tiles(
-            self.step,
-            self.options.tile,
-            self.options.device,
-            ram_bytes=self.budget_bytes,
-            paging=self.may_page,
-            names_nodes=self.options.profile is not None,
-        )
-        if self.options.device.flash is None:
-            return [first, *later]
-        smallest = ((tile_bytes, make_smallest_program(step)) for tile_bytes, step in later)
-        return [
-            first,
-            *(
-                (tile_bytes, program.step)
-                for tile_bytes, program in smallest
-                if self._build(program).flash_map()["free"] >= 0
-            ),
-        ]
-
-    def excess_flash_bytes(self, step: LoweredStep, result: SolveResult) -> int:
+    def excess_bytes(self, step: LoweredStep, result: SolveResult) -> int:
         """Return the bytes by which a program exceeds `TRIAL_FLASH_RATIO` of the flash."""
         device = self.options.device
         if device.flash is None:
             return 0
         costs, schedule = result.problem.costs, result.require_schedule()
-        plan = make_plan(step.graph, costs, schedule, mode=_transfer_mode(device))
+        plan = make_plan(step.graph, costs, schedule, mode=self.mode)
         program = Program(kind="step", step=step, plan=plan, arena=make_zero_arena(step, plan))
         min_free_bytes = int((1 - TRIAL_FLASH_RATIO) * device.flash.size_bytes)
         return max(0, min_free_bytes - self._build(program).flash_map()["free"])
 
-    def check_min_ram(self, tiles: ChosenTiles) -> None:
+    def settle(self, remainder: Remainder) -> Remainder:
+        """Raise an error if flash, RAM or storage is too small for the step in tiles."""
+        problem = remainder.problem
+        tiles = remainder.tiles or ChosenTiles(tile_bytes=None, step=self.step)
+        self.check_least_flash(tiles.step)
+        self._check_min_ram(tiles)
+        if problem.table.commit is not None:
+            _check_storage(
+                2 * problem.table.commit.generation_bytes,
+                self.options.device,
+                content="two generations of state there take",
+                commit=True,
+            )
+        return remainder
+
+    def _check_min_ram(self, tiles: ChosenTiles) -> None:
         """Raise `BudgetError` if a node needs more RAM than tensors may use."""
         device = self.options.device
         min_bytes = needed_bytes(tiles.step, device, paging=self.may_page)
@@ -312,51 +311,11 @@ def _check_migration(layout: StorageLayout) -> None:
         )
 
 
-def _transfer_mode(device: Device) -> StorageMode:
-    return StorageMode.BLOCKING if device.storage is None else device.storage.mode
-
-
-def _solve_and_place(
-    problem: Problem,
-    device: Device,
-    request: Request,
-    ratio: float = 1.0,
-    *,
-    available_bytes: int | None = None,
-    start: Schedule | None = None,
-) -> tuple[SolveResult, Plan, Arena]:
-    """Solve a problem, and return (result, plan, arena), which are all verified.
-
-    Uses at most the fraction `ratio` of the remaining time. The message of a failure recommends at
-    most `available_bytes` of RAM for tensors [B]; None is the default of `fit_arena`.
-    """
-    limit_s = max(ratio * request.remaining_s(), 1e-3)
-    result, plan, arena = fit_arena(
-        problem,
-        mode=_transfer_mode(device),
-        alignment=device_alignment(device),
-        time_limit=limit_s,
-        gap=request.gap,
-        on_progress=request.on_progress,
-        available_bytes=available_bytes,
-        start=start,
-    )
-    result.require_schedule()
-    if plan is None or arena is None:
-        raise VerificationError(result.violations)
-    checks = (
-        check_plan(problem.graph, problem.costs, plan).violations,
-        check_arena(problem.graph, plan, arena).violations,
-    )
-    if any(checks):
-        raise VerificationError([violation for check in checks for violation in check])
-    return result, plan, arena
-
-
 def _plan_forward_pass(
     kind: str,
     layout: StorageLayout,
     captured_step: LoweredStep,
+    trial: Trial,
     problem: Problem,
     request: Request,
 ) -> Program:
@@ -389,8 +348,15 @@ def _plan_forward_pass(
         deadline=None,
         aux_bytes=None if aux is None else max(0, aux - layout.min_stored_bytes),
     )
-    _, plan, arena = _solve_and_place(pass_problem, device, request)
-    return Program(kind=kind, step=step, plan=plan, arena=arena, base_bytes=resident_bytes)
+    loaded = LoadedCase(case=trial.case, problem=pass_problem)
+    planned = solve_case(loaded, request, placing=trial.placing()).require_plan()
+    return Program(
+        kind=kind,
+        step=step,
+        plan=planned.plan,
+        arena=planned.require_arena(),
+        base_bytes=resident_bytes,
+    )
 
 
 _OPTION_OF_PASS: Final = {"inference": "infer", "evaluation": "evaluate"}

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
 
 from poetmodel.budgets import Budget, TileChoice
+from poetmodel.case.case import Case
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import MIN_WRITE_UNIT_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError
@@ -17,8 +18,9 @@ from poetmodel.export.migration import load_generation_layout
 from poetmodel.export.paths import check_folder, check_prefix, check_shared_folder
 from poetmodel.export.replay import check_samples
 from poetmodel.export.reserves import RUNTIME_BYTES, parse_stack
+from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.tables import parse_byte_inputs
-from poetmodel.problem import Limits, Problem, Quantity
+from poetmodel.problem import Limits, Quantity
 from poetmodel.problem.infeasibility import missing_unit_hint
 from poetmodel.solver.request import SearchOptions
 from poetmodel.tiling.choice import parse_tile
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poetmodel.export.manifest import Generation
-    from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.solver.request import OnProgress, Request
 
@@ -296,7 +297,7 @@ class ExportOptions:
             device=board,
             limits=limits,
             search=search,
-            profile=None if profile is None else replace(profile, device=board),
+            profile=None if profile is None else profile.for_device(board),
             stack_bytes=parse_stack(stack, commit=commit),
             tile=tile_choice,
             checksum=checksum,
@@ -335,14 +336,19 @@ class ExportOptions:
         """A request whose time begins now."""
         return self.search.start(self.on_progress)
 
-    def costs(self, graph: Graph) -> Costs:
-        """Return the profile, or estimated costs of a graph."""
-        return self.profile or Costs.estimate(graph, self.device)
-
-    def build_problem(self, step: LoweredStep, *, ram_bytes: int, paging: bool) -> Problem:
-        """Return the problem of a step, whole or in tiles, with `ram_bytes` for its tensors."""
-        limits = replace(self.limits, ram=ram_bytes, paging=paging)
-        return Problem.from_limits(step.graph, self.costs(step.graph), limits)
+    def case(self, step: LoweredStep, *, ram_bytes: int) -> Case:
+        """Return the case of a step, with `ram_bytes` for its tensors."""
+        has_pages = self.device.storage is not None
+        if self.profile is not None:
+            has_pages = self.profile.pages is not None
+        return Case(
+            step=step,
+            board=self.device,
+            costs=self.profile,
+            shape=Variant(tile=str(self.tile)),
+            limits=replace(self.limits, ram=ram_bytes, paging=self.limits.paging and has_pages),
+            search=self.search,
+        )
 
     def check_ram(self) -> None:
         """Raise `BudgetError` if stack and runtime use all of a RAM limit in bytes."""

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from poetmodel.backends.registry import backend as find_backend
-from poetmodel.budgets import Budget, TileChoice
+from poetmodel.budgets import TileChoice
+from poetmodel.case.case import Case
+from poetmodel.case.solving import (
+    MIN_TIME_LIMIT_S,
+    LoadedCase,
+    Remainder,
+    Stages,
+    solve_case,
+)
 from poetmodel.choosing.freezing import Freezable, graph_signature
 from poetmodel.choosing.relaxation import costs_for, find_estimate_device
 from poetmodel.choosing.scores import load_scores
@@ -27,14 +35,13 @@ from poetmodel.choosing.search import (
 from poetmodel.clock import now_s
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, join_names
-from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem import Limits, Problem
+from poetmodel.graph.catalogue import Variant
+from poetmodel.problem import Limits
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
-from poetmodel.solver.facade import execute
-from poetmodel.solver.request import Request, SearchOptions
-from poetmodel.solver.tile_trials import ChosenTiles, TileTrial, find_cheapest_tiles
-from poetmodel.tiling.choice import candidate_tiles, choose_tiles, needed_bytes, parse_tile
+from poetmodel.solver.request import SearchOptions
+from poetmodel.solver.tile_trials import ChosenTiles, TileTrial
+from poetmodel.tiling.choice import choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import find_loss, positional_inputs, takes_keywords
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.errors import CaptureError, convert_exceptions
@@ -50,7 +57,8 @@ if TYPE_CHECKING:
     from poetmodel.backends import OptionValue
     from poetmodel.graph import Graph
     from poetmodel.lowered.step import LoweredStep
-    from poetmodel.schedule import Schedule
+    from poetmodel.problem import Problem
+    from poetmodel.solver.request import Request
 
     Loss = Callable[..., torch.Tensor] | None
 
@@ -271,45 +279,117 @@ def choose_layers(  # noqa: PLR0913 - those of `choose`
         sources.check_scores(model, loss_fn, per)
     if optimizer is None:
         optimizer = make_optimizer("sgd", model, loss_fn)
-    whole_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
+    step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     request = search.start()
     find_backend(request.backend).check_options(request.solver_options)
-    tiles, limits = _choose_tiles(whole_step, sources, limits, request)
-    elapsed_s = request.time_limit_s if tiles.is_interrupted else request.elapsed_s()
-    step = tiles.step
-    freezable = Freezable(step=step)
-    layers = group_by_layer(freezable.parameters, per)
-    scores_by_layer = sources.layer_scores(
-        layers, model, loss_fn, inputs if batch is None else batch
+    case = Case(
+        shape=Variant(tile=None if sources.tile.is_whole else str(sources.tile)),
+        limits=limits,
+        search=search,
+        step=step,
+        board=sources.device,
+        costs=sources.profile,
     )
-    problem = Problem.from_limits(step.graph, sources.costs_of(step), limits)
-    request = replace(request, started_s=now_s() - elapsed_s)
-    selection = select_layers(
-        freezable,
-        problem,
-        layers,
-        scores_by_layer,
-        request=replace(request, time_limit_s=SELECTION_RATIO * request.time_limit_s),
+    selection = _Selection(
+        training=_Training(model, loss_fn, inputs, name=name, optimizer=optimizer),
+        step=step,
+        sources=sources,
+        batch=inputs if batch is None else batch,
+        per=per,
+        request=request,
     )
-    parameters = tuple(name for layer in selection.layers for name in layers[layer])
-    choice = Choice(
-        selection=selection,
-        parameters=parameters,
-        scores=scores_by_layer,
-        result=_make_empty_result(problem, selection, request),
-        step=None,
-        tile_bytes=tiles.tile_bytes,
-        tile_trials=tiles.trials,
-    )
-    if not parameters:
-        note = _proof_scope(whole_step, problem, tiles.tile_bytes, selection.status)
-        return replace(choice, note=note)
-    if tiles.tile_bytes is not None:
-        chosen_step = freezable.step_for(parameters)
-        return _with_schedule(choice, chosen_step, chosen_step.graph, request)
-    with _train_only(_captured_parameters(model, loss_fn), parameters):
-        chosen_step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
-    return _with_schedule(choice, chosen_step, freezable.graph_for(parameters), request)
+    result = solve_case(LoadedCase.read(case), request, stages=selection).result
+    return replace(selection.require_choice(), result=result)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What is captured."""
+
+    model: torch.nn.Module
+    loss_fn: Loss
+    inputs: Sequence[Any]
+    name: str | None = field(kw_only=True)
+    optimizer: torch.optim.Optimizer = field(kw_only=True)
+
+    def lower(self, parameters: Collection[str]) -> LoweredStep:
+        """Capture the step that trains only some parameters."""
+        with _train_only(_captured_parameters(self.model, self.loss_fn), parameters):
+            return lower(
+                self.model,
+                self.loss_fn,
+                self.inputs,
+                name=self.name,
+                optimizer=self.optimizer,
+                masks=False,
+            )
+
+
+@dataclass(kw_only=True)
+class _Selection(Stages):
+    """Selects the layers once the tiles are chosen; the schedule is that of their step."""
+
+    training: _Training
+    step: LoweredStep
+    """The step that trains all layers, without tiles."""
+    sources: _Sources
+    batch: Sequence[Any]
+    """Inputs for gradient norms."""
+    per: str
+    request: Request
+    """The whole search."""
+    choice: Choice | None = None
+    """The choice, its result without the schedule; None before `settle`."""
+
+    def require_choice(self) -> Choice:
+        """Return the choice; only after `settle`."""
+        if self.choice is None:
+            raise RuntimeError("the layers are not selected yet")
+        return self.choice
+
+    def settle(self, remainder: Remainder) -> Remainder:
+        """Select the layers; return the problem of their step, or the result without a set."""
+        tiles = remainder.tiles or ChosenTiles(tile_bytes=None, step=self.step)
+        request = remainder.request if tiles.is_interrupted else self.request
+        elapsed_s, problem = request.elapsed_s(), remainder.problem
+        freezable = Freezable(step=tiles.step)
+        layers = group_by_layer(freezable.parameters, self.per)
+        scores = self.sources.layer_scores(
+            layers, self.training.model, self.training.loss_fn, self.batch
+        )
+        request = replace(request, started_s=now_s() - elapsed_s)
+        selection = select_layers(
+            freezable,
+            problem,
+            layers,
+            scores,
+            request=replace(request, time_limit_s=SELECTION_RATIO * request.time_limit_s),
+        )
+        parameters = tuple(name for layer in selection.layers for name in layers[layer])
+        no_result = _make_empty_result(problem, selection, request)
+        choice = Choice(
+            selection=selection,
+            parameters=parameters,
+            scores=scores,
+            result=no_result,
+            step=None,
+            tile_bytes=tiles.tile_bytes,
+            tile_trials=tiles.trials,
+        )
+        if not parameters:
+            note = _proof_scope(self.step, problem, tiles.tile_bytes, selection.status)
+            self.choice = replace(choice, note=note)
+            return replace(remainder, result=no_result)
+        if tiles.tile_bytes is None:
+            chosen_step = self.training.lower(parameters)
+            compared_graph = freezable.graph_for(parameters)
+        else:
+            chosen_step = freezable.step_for(parameters)
+            compared_graph = chosen_step.graph
+        request = request.restart(max(request.remaining_s(), MIN_TIME_LIMIT_S))
+        remainder = replace(remainder, request=request, result=None)
+        self.choice, remainder = _with_step(choice, chosen_step, compared_graph, remainder)
+        return remainder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,14 +435,6 @@ class _Sources:
         limits.check()
         return cls(scores=values, source=source, device=board, profile=profile, tile=tile_choice)
 
-    def costs_of(self, step: LoweredStep) -> Costs:
-        """Return the profile's costs, or else the device's estimates for a step."""
-        if self.profile is not None:
-            return self.profile
-        if self.device is None:
-            raise InputError(_NO_COSTS)
-        return Costs.estimate(step.graph, self.device)
-
     def check_scores(self, model: torch.nn.Module, loss_fn: Loss, per: str) -> None:
         """Refuse stated scores of unknown or int8 layers."""
         if self.scores is None:
@@ -386,35 +458,6 @@ class _Sources:
         _check_not_quantized(values, model, self.source)
         check_scores(values, layers, self.source)
         return {layer: float(values[layer]) for layer in layers}
-
-
-def _choose_tiles(
-    step: LoweredStep, sources: _Sources, limits: Limits, request: Request
-) -> tuple[ChosenTiles, Limits]:
-    """Choose the tile size of a step; return (tile size with the step in tiles, limits).
-
-    Solves each candidate for a fraction of the time. The returned RAM limit is in bytes, because a
-    percentage of RAM refers to the step without tiles.
-    """
-    board = sources.device
-    if sources.tile.is_whole or board is None:
-        return ChosenTiles(tile_bytes=None, step=step), limits
-    keep_all_bytes = checkpoint_all_peak_bytes(step.graph)
-    budget = Budget.parse(board.ram_bytes if limits.ram is None else limits.ram)
-    absolute_limits = replace(limits, ram=budget.to_size(keep_all_bytes))
-    candidates = candidate_tiles(
-        step,
-        sources.tile,
-        board,
-        ram_bytes=budget.resolve(keep_all_bytes),
-        paging=board.storage is not None and limits.paging,
-        names_nodes=sources.profile is not None,
-    )
-
-    def build_problem(step: LoweredStep) -> Problem:
-        return Problem.from_limits(step.graph, sources.costs_of(step), absolute_limits)
-
-    return find_cheapest_tiles(candidates, build_problem, request), absolute_limits
 
 
 def _proof_scope(
@@ -543,58 +586,36 @@ def _make_empty_result(problem: Problem, selection: LayerSet, request: Request) 
     )
 
 
-def _with_schedule(
-    choice: Choice, step: LoweredStep, compared_graph: Graph, request: Request
-) -> Choice:
-    """Return a choice with `step` and its schedule, solved for in the remaining time.
+def _with_step(
+    choice: Choice, step: LoweredStep, compared_graph: Graph, remainder: Remainder
+) -> tuple[Choice, Remainder]:
+    """Return a choice with `step`, and its schedule's problem, stated so far for all layers.
 
     `compared_graph` is that on which the sets were compared; its nodes may have other names. If
     `step` differs from it, the bound is trivial: the sum of the scores of all layers. Estimated
     costs are needed then, because a profile lacks the new nodes.
     """
-    selection, problem = choice.selection, choice.result.problem.resolved()
-    if graph_signature(compared_graph) == graph_signature(step.graph):
-        start = None if selection.result is None else selection.result.schedule
-        result = _solve_chosen_step(step, compared_graph, problem, request, start)
-        return replace(choice, step=step, result=result)
-    if find_estimate_device(problem) is None:
-        raise CaptureError(
-            f"{step.graph.name}: the profile has no costs for nodes of the step that trains only "
-            f"{join_names(selection.layers)}; leave the profile out"
+    selection, problem = choice.selection, remainder.problem.resolved()
+    start = None if selection.result is None else selection.result.schedule
+    choice = replace(choice, step=step)
+    if graph_signature(compared_graph) != graph_signature(step.graph):
+        if find_estimate_device(problem) is None:
+            raise CaptureError(
+                f"{step.graph.name}: the profile has no costs for nodes of the step that trains "
+                f"only {join_names(selection.layers)}; leave the profile out"
+            )
+        bound = float(sum(choice.scores.values()))
+        choice = replace(
+            choice,
+            selection=replace(selection, bound=bound, status=Status.FEASIBLE),
+            note=(
+                "PyTorch captures other operators if only the chosen layers train: the schedule is "
+                "that of the chosen step, and no bound on other sets is proved"
+            ),
         )
-    return replace(
-        choice,
-        selection=replace(
-            selection, bound=float(sum(choice.scores.values())), status=Status.FEASIBLE
-        ),
-        result=_solve_chosen_step(step, step.graph, problem, request, None),
-        step=step,
-        note=(
-            "PyTorch captures other operators if only the chosen layers train: the schedule is "
-            "that of the chosen step, and no bound on other sets is proved"
-        ),
-    )
-
-
-def _solve_chosen_step(
-    step: LoweredStep,
-    compared_graph: Graph,
-    problem: Problem,
-    request: Request,
-    start_schedule: Schedule | None,
-) -> SolveResult:
-    """Solve for the schedule of the chosen step in the remaining time, at least 0.01 s.
-
-    `compared_graph` is the graph of the step on which sets were compared, with `start_schedule`;
-    its nodes may have other names. `problem` is that of the step that trains all layers.
-    """
-    costs = costs_for(compared_graph, problem)
-    chosen_problem = replace(
-        problem, graph=step.graph, costs=rename_costs(costs, compared_graph, step.graph)
-    )
-    result = execute(
-        chosen_problem,
-        request.restart(max(request.remaining_s(), 1e-2)),
-        start_schedule and replace(start_schedule, identity=GraphIdentity.from_graph(step.graph)),
-    )
-    return replace(result, time_limit_s=request.time_limit_s)
+        compared_graph, start = step.graph, None
+    costs = rename_costs(costs_for(compared_graph, problem), compared_graph, step.graph)
+    if start is not None:
+        start = replace(start, identity=GraphIdentity.from_graph(step.graph))
+    problem = replace(problem, graph=step.graph, costs=costs)
+    return choice, replace(remainder, problem=problem, start=start)
