@@ -29,7 +29,7 @@ from poetmodel.errors import BudgetError
 from poetmodel.torch.dynamo import compiling
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.planning import FirstCall, GraphProblem, PassPeaks
-from poetmodel.torch.dynamo.steps import Moment, choose_plans
+from poetmodel.torch.dynamo.steps import Moment, StepPlanner, choose_plans
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
@@ -848,3 +848,20 @@ def test_plans_that_another_one_dominates_are_no_choice(tight, keep_all, remaini
 def test_there_is_no_choice_for_a_call_without_plans(others):
     """Whether the calls beside it have plans or not."""
     assert choose_plans([Moment(None, 0, False, (), 0)], [[], *others], 10) is None
+
+
+def test_a_step_is_posted_when_its_bytes_change():
+    """For other processes of a group; a process alone does not even read the step."""
+    call = FirstCall(
+        function=None, first_keep_all_bytes={}, until_s=inf, outside=None, has_concurrent_calls=True
+    )
+    frontier = Frontier(TwoPlans(None, None, call))
+    planner, posts = StepPlanner(1.0, None), []
+    step = iter([Moment(frontier, 0, True, (), 1)])
+    planner.tell(step, (), SimpleNamespace(is_alone=True))
+    assert next(step, None) is not None
+    group = SimpleNamespace(is_alone=False, post=lambda *post: posts.append(post))
+    for size in (1, 1, 2, 2, 1):
+        planner.tell([Moment(frontier, 0, True, (), size)], (), group)
+    assert [sizes for _, sizes in posts] == [[1], [2], [1]]
+    assert len({key for key, _ in posts}) == 1

@@ -216,6 +216,8 @@ class StepPlanner:
         """Plans of the current step; None if its calls have the plans of a first step."""
         self._choices: dict[Hashable, StepPlan | None] = {}
         """Chosen plans by `make_step_key` and modes; None if no choice was found."""
+        self._posted_sizes: dict[Hashable, list[int]] = {}
+        """Bytes that this process has posted for the others, by the keys of `_choices`."""
 
     @property
     def choices(self) -> list[StepPlan]:
@@ -242,9 +244,13 @@ class StepPlanner:
 
     def tell(self, moments: Sequence[Moment], modes: Hashable, ranks: RankExchange) -> None:
         """Tell the first process of a step that ended in this one, so that it can choose plans."""
-        is_new = self._is_new((make_step_key(moments), modes))
-        if is_new and not ranks.is_alone and has_choice(moments):
-            ranks.post(_make_text(moments, modes), [moment.fixed_bytes for moment in moments])
+        if ranks.is_alone:
+            return
+        key = (make_step_key(moments), modes)
+        sizes = [moment.fixed_bytes for moment in moments]
+        if self._is_new(key) and self._posted_sizes.get(key) != sizes and has_choice(moments):
+            self._posted_sizes[key] = sizes
+            ranks.post(_make_text(moments, modes), sizes)
 
     def _is_new(self, key: Hashable) -> bool:
         return key not in self._choices and len(self._choices) < _MAX_CHOICES
