@@ -19,7 +19,7 @@ from poetmodel.torch import compiled as preparation
 from poetmodel.torch.cache import Cache, default_folder, digest
 from poetmodel.torch.runtime import profiling
 from poetmodel.torch.runtime.convolutions import describe_divided_kernels
-from poetmodel.torch.step import captured
+from poetmodel.torch.step import trace as step_trace
 
 nn = torch.nn
 
@@ -57,7 +57,7 @@ class Counted:
     def __init__(self, monkeypatch):
         self.counts = {}
         for module, name in (
-            (captured, "profile_on_inputs"),
+            (step_trace, "profile_on_inputs"),
             (profiling, "measure_operation_times"),
             (preparation, "solve"),
         ):
@@ -161,7 +161,7 @@ def test_damaged_files_are_found_anew(known, folder):
         key = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["key"]
         schedule = {"R": [[9**9, 0]], **dict.fromkeys(("kept", "stored", "M_in", "M_out"), ())}
         others = {"times_s": "x", "schedule": {**schedule, "resident": []}}
-        cache.write(kind, key, [[0, []]] if kind == "step" else others)
+        cache.write(kind, key, [[0, []]] if kind == "profiles" else others)
     assert compiled(own(), folder).verify().equal
 
 

@@ -189,9 +189,9 @@ class Step:
     def __repr__(self) -> str:
         """Return name, planned peak, budget, overhead, and the call that executes the step."""
         current, result = self._current, self._current.result
-        overhead, baseline = "", result.problem.objective.baseline
-        if result.overhead is not None and baseline > 0:
-            overhead = f"{result.overhead / baseline:.2%} more {result.problem.minimize}"
+        overhead = ""
+        if result.overhead is not None and result.problem.objective.baseline > 0:
+            overhead = f"{current.record.overhead:.2%} more {result.problem.minimize}"
         peak = f"{format_bytes(current.peak_bytes)} of {format_bytes(current.budget_bytes)} planned"
         call = "step(*inputs)" if current.trace.joint.output is None else "step(**batch)"
         return brief(self, quote(current.trace.joint.name), peak, overhead, f"loss = {call}")
@@ -434,7 +434,7 @@ def _report_values(
 ) -> dict[str, Any]:
     """Return the values of `Step.report`; `call` is the Python code that compiles the step."""
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
-    program = compiled.plan.program
+    record = compiled.record
     return {
         "name": graph.name,
         "torch": str(torch.__version__),
@@ -448,15 +448,15 @@ def _report_values(
             "resident_bytes": dict(graph.resident_bytes),
         },
         "costs": [*compiled.notes, f"minimized: {compiled.result.problem.minimize}"],
-        "budget_bytes": compiled.budget_bytes,
-        "keep_all_bytes": compiled.keep_all_bytes,
+        "budget_bytes": record.ram_budget_bytes,
+        "keep_all_bytes": record.keep_all_bytes,
         "reserved_bytes": scheduled.reserved_bytes,
         "reserves": {name: size for name, size in scheduled.reserves if size},
         "plan": {
             "mode": str(compiled.plan.mode),
-            "device": compiled.device,
-            "instructions": len(program),
-            "recomputed": sum(op == "compute" for op, _ in program) - len(scheduled.graph.nodes),
+            "device": record.device,
+            "instructions": len(compiled.plan.program),
+            "recomputed": record.recomputed,
             "peak_bytes": compiled.peak_bytes,
             "written_bytes": check.written_bytes,
             "read_bytes": check.read_bytes,

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from poetmodel.torch.cache import (
-    Cache,
-    NoKeyError,
-    digest,
-    host_key,
-    plain_layout,
-    plain_operations,
-    plain_value,
-)
-from poetmodel.torch.graph.profiles import OpProfile, parse_profiles
-from poetmodel.torch.graph.tensors import storage_key, tensors_in
+from poetmodel.torch.cache import Cache, digest, plain_layout, plain_value
+from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.planning.cache import CachedSchedules
+from poetmodel.torch.planning.profiles import find_graph_key, load_or_measure
 from poetmodel.torch.runtime.convolutions import describe_divided_kernels
 from poetmodel.torch.runtime.profiling import (
     CACHED_NOTE,
@@ -33,7 +25,7 @@ from poetmodel.torch.runtime.profiling import (
     TransferTime,
     build_profile,
 )
-from poetmodel.torch.step.trace import Trace, build_captured_graph, build_trace
+from poetmodel.torch.step.trace import Trace, build_trace, profile_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,21 +44,18 @@ class CachedStep(CachedSchedules):
         self._joint = joint
         self._key: str | None = None
         if cache.folder is not None:
-            with suppress(NoKeyError):
-                self._key = digest(host_key(), _plain_graph(joint))
+            graph = joint.graph_module.graph
+            self._key = find_graph_key(graph, lambda: _describe_ends(joint))
         if self._key is None:
             self._cache = Cache(None)
 
     def load_trace(self) -> Trace:
         """Return the trace of the step; without cached profiles, execute the step to profile it."""
-        joint, key = self._joint, self._key or ""
-        cached_profiles = _parse_step(self._cache.read("step", key))
-        captured_graph = build_captured_graph(joint, profiles=cached_profiles)
-        if cached_profiles is None:
-            profiles = captured_graph.profiles.items()
-            entries = [[index, profile.to_list()] for index, profile in profiles]
-            self._cache.write("step", key, entries)
-        return build_trace(joint, captured_graph)
+        joint = self._joint
+        profiles = load_or_measure(
+            self._cache, self._key, joint.graph_module.graph, lambda: profile_step(joint)
+        )
+        return build_trace(joint, profiles)
 
     # -- costs ---------------------------------------------------------------------------------
 
@@ -94,16 +83,6 @@ class CachedStep(CachedSchedules):
         return profile
 
 
-def _parse_step(content: Any) -> dict[int, OpProfile] | None:
-    """Return cached profiles by position of the node; None if `content` is None or damaged."""
-    with suppress(TypeError, ValueError):
-        indices, lists = zip(*content, strict=True)
-        profiles = parse_profiles(lists)
-        if profiles is not None:
-            return dict(zip(map(int, indices), profiles, strict=True))
-    return None
-
-
 def _parse_times(content: Any, *, count: int) -> dict[str, Any] | None:
     """Return the cached arguments of `build_profile`; None unless valid for `count` nodes."""
     with suppress(TypeError, ValueError, KeyError):
@@ -125,15 +104,12 @@ def _parse_times(content: Any, *, count: int) -> dict[str, Any] | None:
 # -- keys of captured steps -----------------------------------------------------------------------
 
 
-def _plain_graph(joint: Joint) -> list[Any]:
-    """Return operations, shapes, arguments, results and clipping norm of a graph, for a key.
+def _describe_ends(joint: Joint) -> list[Any]:
+    """Return arguments, results and clipping norm of a step, for a key.
 
-    A tensor is represented by layout and sharing, not by its values. Shapes may depend on values
-    that the model reads, such as masks.
+    A tensor is represented by layout and sharing, not by its values.
     """
-    nodes = list(joint.graph_module.graph.nodes)
-    shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]
-    positions = {node: index for index, node in enumerate(nodes)}
+    positions = {node: index for index, node in enumerate(joint.graph_module.graph.nodes)}
     storage_groups: dict[int, int] = {}
     arguments = []
     # Storage keys are unique only while the tensors exist.
@@ -153,4 +129,4 @@ def _plain_graph(joint: Joint) -> list[Any]:
         arguments.append([str(argument.kind), argument.name, positions[argument.node], description])
     results = [[str(result.kind), positions[result.node], result.path] for result in joint.results]
     max_norm = plain_value(joint.clip_grad_norm, positions)
-    return [plain_operations(joint.graph_module.graph), shapes, arguments, results, max_norm]
+    return [arguments, results, max_norm]

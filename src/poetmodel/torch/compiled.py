@@ -24,6 +24,7 @@ from poetmodel.torch.compile_cache import CachedStep
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.planning.options import type_errors
 from poetmodel.torch.planning.progress import solve_progress_callback
+from poetmodel.torch.planning.record import PlanRecord
 from poetmodel.torch.planning.reserves import Reserve, Reserves
 from poetmodel.torch.planning.rounds import search_in_rounds
 from poetmodel.torch.planning.task import LeastRam, RamTask, find_min_ram
@@ -204,6 +205,18 @@ class Compiled:
         """Name of the device of the plan's times; None if the costs have no device."""
         device = self.costs.device
         return None if device is None else device.name
+
+    @property
+    def record(self) -> PlanRecord:
+        """The plan in numbers."""
+        return PlanRecord.of(
+            self.result,
+            self.plan,
+            name=self.trace.joint.name,
+            ram_budget_bytes=self.budget_bytes,
+            keep_all_bytes=self.keep_all_bytes,
+            device=self.device,
+        )
 
     def _resolve_budget(self, options: CompileOptions, first_compiled: Compiled | None) -> int:
         """Return the budget of the step [B]; a percentage is of the first shapes' keep-all peak.

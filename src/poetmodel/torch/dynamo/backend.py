@@ -20,7 +20,7 @@ from poetmodel.torch.dynamo.planning import (
     EAGER_PEAK,
     MEASURED,
     BackendOptions,
-    PlanRecord,
+    GraphRecord,
 )
 from poetmodel.torch.dynamo.regions import region_errors
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH_TEXT
@@ -216,12 +216,12 @@ def named(module: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any
 BACK_END_FUNCTIONS.append(named)
 
 
-def plans() -> list[PlanRecord]:
+def plans() -> list[GraphRecord]:
     """Return one record for each plan of the back ends that were requested by name.
 
     Returns
     -------
-    list of PlanRecord
+    list of GraphRecord
         As in ``plans`` of a `Backend`. They are grouped by back end, in the order of first
         requests; those of one back end are in the order of planning.
     """

@@ -34,8 +34,8 @@ from poetmodel.torch.dynamo.live_calls import CallChoice, CountedGraph, find_com
 from poetmodel.torch.dynamo.outside import LossOnlyGraph, RemeasuredGraph
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
+    GraphRecord,
     OutsideMemory,
-    PlanRecord,
 )
 from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner, Planned
 from poetmodel.torch.dynamo.steps import has_choice
@@ -106,7 +106,7 @@ class Backend(GraphPlanner):
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False
-    ) -> list[PlanRecord]:
+    ) -> list[GraphRecord]:
         """Plan the graphs that ``torch.compile`` would capture of a call, without executing them.
 
         Tensors have no memory, and their sizes are those that PyTorch predicts, so a model may
@@ -125,7 +125,7 @@ class Backend(GraphPlanner):
 
         Returns
         -------
-        list of PlanRecord
+        list of GraphRecord
             One for each graph; they are also added to `plans` and `summary`.
 
         Raises

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
@@ -14,21 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.device import Device
 from poetmodel.device.hardware import Compute
-from poetmodel.torch.cache import (
-    Cache,
-    NoKeyError,
-    digest,
-    host_key,
-    plain_layout,
-    plain_operations,
-)
-from poetmodel.torch.graph.profiles import (
-    OpProfile,
-    OpProfiler,
-    parse_profiles,
-    profile_on_synthetic,
-)
+from poetmodel.torch.cache import Cache, digest, host_key, plain_layout
+from poetmodel.torch.graph.profiles import OpProfile, OpProfiler, profile_on_synthetic
 from poetmodel.torch.graph.tensors import fake_value, tensors_in
+from poetmodel.torch.planning.profiles import find_graph_key, load_or_measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,36 +49,26 @@ class Profiles:
         self._profiler = OpProfiler(measure_times=measures_times)
         self._is_generated = is_generated
 
-    def load_or_measure(self, joint: JointGraph) -> list[OpProfile]:
+    def find(self, joint: JointGraph) -> list[OpProfile]:
         """Return the profiles of a graph's operations: from the cache, or measured and then cached.
 
         Operations with effects, collectives and generated kernels retain predicted profiles.
         """
-        key = self._key(joint)
-        cached_profiles = None if key is None else parse_profiles(self._cache.read("profiles", key))
-        if cached_profiles is not None:
-            return cached_profiles
         predicted_profiles = {operation.node: operation.profile for operation in joint.operations}
-        profile_of_node = profile_on_synthetic(
-            joint.graph, predicted_profiles, self._profiler, is_generated=self._is_generated
+        profiles = load_or_measure(
+            self._cache,
+            find_graph_key(joint.graph, lambda: self._describe(joint)),
+            joint.graph,
+            lambda: profile_on_synthetic(
+                joint.graph, predicted_profiles, self._profiler, is_generated=self._is_generated
+            ),
         )
-        profiles = [profile_of_node[node] for node in predicted_profiles]
-        if key is not None:
-            self._cache.write("profiles", key, [profile.to_list() for profile in profiles])
-        return profiles
+        return [profiles[node] for node in predicted_profiles]
 
-    def _key(self, joint: JointGraph) -> str | None:
-        """Return the cache key of a graph on this host; None if a value in it has no key."""
+    def _describe(self, joint: JointGraph) -> list[Any]:
+        """Return what profiles depend on besides the graph: layouts of inputs, and options."""
         inputs = [list(map(plain_layout, tensors_in(fake_value(node)))) for node in joint.arguments]
-        with suppress(NoKeyError):
-            return digest(
-                host_key(),
-                plain_operations(joint.graph),
-                inputs,
-                self._profiler.measures_times,
-                self._is_generated is not None,
-            )
-        return None
+        return [inputs, self._profiler.measures_times, self._is_generated is not None]
 
 
 # -- a machine as a device ------------------------------------------------------------------------

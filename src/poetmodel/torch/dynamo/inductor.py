@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.dynamo.compiling import Compilation
     from poetmodel.torch.dynamo.live_calls import CountedGraph
-    from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, GraphPlan, PlanRecord
+    from poetmodel.torch.dynamo.planning import BackendOptions, FirstCall, GraphPlan, GraphRecord
     from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
 MAX_LARGE_INPUTS: Final = 4
@@ -323,7 +323,7 @@ class InductorBackend(Backend):
     def __init__(self, settings: BackendOptions) -> None:
         super().__init__(settings, is_generated=is_generated)
 
-    def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
+    def plan_for(self, *_: Any, **_options: Any) -> list[GraphRecord]:
         """Raise `InputError`: the memory of Inductor's kernels is unknown before execution."""
         raise InputError("kernels: those of Inductor cannot be planned without running them")
 

@@ -23,9 +23,10 @@ from poetmodel.torch.dynamo.ranks import RankExchange
 from poetmodel.torch.dynamo.regions import Region, find_regions, solve_with_regions
 from poetmodel.torch.planning.cache import CachedSchedules
 from poetmodel.torch.planning.progress import solve_progress_callback
+from poetmodel.torch.planning.record import PlanRecord
 from poetmodel.torch.planning.reserves import Reserve, Reserves
 from poetmodel.torch.planning.task import LeastRam, RamTask, find_min_ram
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -57,31 +58,22 @@ MEASURED: Final = "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRecord:
-    """The plan of one captured graph in numbers. All bytes are those of PyTorch's allocator."""
+class GraphRecord(PlanRecord):
+    """The plan of one captured graph in numbers. All bytes are those of PyTorch's allocator.
 
-    name: str
-    """Number of the graph, function, shapes of the first inputs, and number of a further plan."""
-    ram_budget_bytes: int
+    The name has the number of the graph, function, shapes of the first inputs, and the number of a
+    further plan. The overhead is relative to the time of a single pass.
+    """
+
     predicted_peak_bytes: int
     """Peak of the graph's allocations [B]: at most the budget, unless the plan is for a call with
     concurrent calls."""
-    keep_all_bytes: int
-    """Peak with every activation kept [B]."""
-    status: str
-    gap: float | None
-    overhead: float
-    """Overhead relative to the time of a single pass."""
-    recomputed: int
-    """Number of recomputations."""
     paged_out: int
     """Number of page-outs."""
     paged_in: int
     """Number of page-ins."""
-    solve_s: float
     argument_bytes: int
     """Size of parameters, buffers and inputs, which the budget does not count [B]."""
-    device: str
     eager_bytes: int | None
     """Peak with the checkpoints of the model itself [B]; None without any."""
     is_predicted: bool
@@ -102,9 +94,6 @@ class PlanRecord:
 
     def __str__(self) -> str:
         """Return the plan's line in `GraphPlanner.summary`: peak, decisions, overhead, status."""
-        proved_text = (
-            "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
-        )
         pages_text = f", {self.paged_out} paged out" if self.paged_out else ""
         checkpoint_text = ""
         if self.eager_bytes is not None:
@@ -123,9 +112,7 @@ class PlanRecord:
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}"
             f"{checkpoint_text}; "
             f"beside it {format_bytes(self.argument_bytes)} of parameters and inputs), "
-            f"{self.recomputed} recomputed{pages_text}, "
-            f"overhead {self.overhead:.1%}{proved_text} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}{suffix}"
+            f"{self.describe_solve(pages=pages_text)}{suffix}"
         )
 
 
@@ -151,7 +138,7 @@ class PassPeaks(NamedTuple):
 class GraphPlan:
     """A plan of a captured graph with its check and peaks."""
 
-    record: PlanRecord
+    record: GraphRecord
     result: SolveResult
     """The solve that found the schedule."""
     plan: Plan
@@ -523,19 +510,16 @@ class GraphProblem:
         if inserted_node is not None:
             peak_bytes = max(peaks.forward_bytes, peaks.backward_bytes)
         outside = self.call.outside
-        record = PlanRecord(
+        record = GraphRecord.of(
+            result,
+            plan,
             name=self.name,
             ram_budget_bytes=budget_bytes,
             predicted_peak_bytes=peak_bytes,
             keep_all_bytes=self.keep_all_bytes
             + (0 if inserted_node is not None else wrapped_bytes),
-            status=str(result.status),
-            gap=result.gap,
-            overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
-            recomputed=n_instructions[Op.COMPUTE] - len(graph.nodes),
             paged_out=n_instructions[Op.PAGE_OUT],
             paged_in=n_instructions[Op.PAGE_IN],
-            solve_s=result.solve_s,
             argument_bytes=_arguments_bytes(self.joint),
             device=self.device.key or self.device.name,
             eager_bytes=self.eager_bytes,

@@ -31,8 +31,8 @@ from poetmodel.torch.dynamo.planning import (
     FirstCall,
     GraphPlan,
     GraphProblem,
+    GraphRecord,
     OutsideMemory,
-    PlanRecord,
     plan,
     write_report_page,
 )
@@ -225,7 +225,7 @@ class GraphPlanner:
         return digest(host_key(), *values)
 
     @property
-    def plans(self) -> list[PlanRecord]:
+    def plans(self) -> list[GraphRecord]:
         """One record for each plan of a graph, in the order of planning."""
         return [graph_plan.record for graph_plan in self._graph_plans]
 
@@ -355,7 +355,7 @@ class GraphPlanner:
             return [operation.profile for operation in joint.operations], call
         call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
-        profiles = self._profiles.load_or_measure(joint)
+        profiles = self._profiles.find(joint)
         rates = None if self.settings.device else load_machine_rates(self.settings.cache)
         measurements = call.ranks.gather(key, (profiles, rates, call.wrapped_bytes))
         all_profiles, all_rates, wrapped_bytes = zip(*measurements, strict=True)

@@ -23,9 +23,10 @@ from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
 from poetmodel.torch.executorch.edge import RemoveCopies, capture_edge_program, lower_program
 from poetmodel.torch.executorch.planning import EdgeGraph, ReorderOperations
+from poetmodel.torch.planning.record import PlanRecord
 from poetmodel.torch.planning.reserves import Reserve, Reserves
 from poetmodel.torch.planning.task import LeastRam, RamTask
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,33 +48,21 @@ the last arena was too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutorchProgram:
-    """A written ExecuTorch program. All sizes are bytes in an arena, the budget included."""
+class ExecutorchProgram(PlanRecord):
+    """A written ExecuTorch program. All sizes are bytes in an arena, the budget included.
 
-    name: str
+    `solve_s` excludes a fallback to minimum RAM; `keep_all_bytes` includes `resident_bytes`.
+    """
+
     path: Path
-    ram_budget_bytes: int
     arena_bytes: int
     """Arena of the file; at most the budget [B]."""
-    keep_all_bytes: int
-    """Keep-all peak of the program, with `resident_bytes`; 100 % of a budget [B]."""
     executorch_bytes: int
     """Arena of the program without poetmodel, with ExecuTorch's greedy planner [B]."""
     greedy_bytes: int
     """Arena of this program with the offsets of ExecuTorch's greedy planner [B]."""
     resident_bytes: int
     """Trained parameters and changed buffers, which are part of the arena [B]."""
-    status: str
-    gap: float | None
-    """Gap of `overhead`, as a fraction; None if unknown."""
-    overhead: float
-    """Time of recomputations as a fraction of one pass."""
-    recomputed: int
-    """Number of recomputations."""
-    solve_s: float
-    """`SolveResult.solve_s` of `result` [s]; excludes a fallback to minimum RAM."""
-    device: str
-    """Key of the device, or its name if it has no key."""
     sgd: Mapping[str, Any] | None
     """Arguments of ``get_sgd_optimizer`` besides the parameters; None without an optimizer."""
     result: SolveResult = field(repr=False)
@@ -85,14 +74,12 @@ class ExecutorchProgram:
 
     def __str__(self) -> str:
         """Return a line: name, sizes, recomputations, overhead, device, status and solve time."""
-        bound = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         return (
             f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}, "
             f"ExecuTorch's own {format_bytes(self.executorch_bytes)}; "
             f"{format_bytes(self.resident_bytes)} are parameters and buffers), "
-            f"{self.recomputed} recomputed, overhead {self.overhead:.1%}{bound} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}"
+            f"{self.describe_solve()}"
         )
 
 
@@ -196,7 +183,9 @@ def to_executorch(
     options: SolveKeywords = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
     result, plan, program = _solve_and_lower(task, options, edge, step_graph)
     write_bytes(output_path, program.program)
-    return ExecutorchProgram(
+    return ExecutorchProgram.of(
+        result,
+        plan,
         name=name,
         path=output_path,
         ram_budget_bytes=budget_bytes,
@@ -205,11 +194,6 @@ def to_executorch(
         executorch_bytes=executorch_bytes,
         greedy_bytes=program.greedy_bytes,
         resident_bytes=step_graph.resident_bytes,
-        status=str(result.status),
-        gap=result.gap,
-        overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
-        recomputed=sum(op == Op.COMPUTE for op, _ in plan.program) - len(graph.nodes),
-        solve_s=result.solve_s,
         device=device.key or device.name,
         sgd=sgd,
         result=result,

@@ -8,7 +8,6 @@ measured strides, except where a compiler generates kernels.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import getitem
 from time import perf_counter
@@ -161,8 +160,7 @@ class OpProfile:
     def from_list(cls, values: Sequence[Any]) -> OpProfile:
         """Return the profile of a list that `to_list` returned, also after storage as JSON.
 
-        Raises `TypeError`, `ValueError`, `LookupError` or `AttributeError` for a list of another
-        structure; `parse_profiles` does not.
+        Raises `TypeError`, `ValueError`, `LookupError` or `AttributeError` for another structure.
         """
         sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
         layouts = (
@@ -187,13 +185,6 @@ class OpProfile:
             time_s=time_s,
             gradient_fits=None if gradient_fits is None else (gradient_fits[0], gradient_fits[1]),
         )
-
-
-def parse_profiles(lists: Any) -> list[OpProfile] | None:
-    """Return the profiles of lists from `OpProfile.to_list`; None if one has another structure."""
-    with suppress(TypeError, ValueError, LookupError, AttributeError):
-        return [OpProfile.from_list(fields) for fields in lists]
-    return None
 
 
 class OpProfiler:

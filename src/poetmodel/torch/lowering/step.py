@@ -34,6 +34,7 @@ from poetmodel.torch.lowering.operands import (
 )
 from poetmodel.torch.lowering.tables import replace_byte_conversions
 from poetmodel.torch.step.optimizers import OptimizerMoment
+from poetmodel.torch.step.trace import profile_step
 from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import check_optimizer, extend_with_optimizer
 
@@ -115,7 +116,7 @@ class StepLowering:
     def __init__(self, joint: Joint) -> None:
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
-        self.training_graph = TrainingGraph(joint, measure_workspaces=False)
+        self.training_graph = TrainingGraph(joint, profile_step(joint, measure_workspaces=False))
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.views: dict[fx.Node, StridedView] = {}
         """Views of arguments, see `_add_argument_views`, and of results that are one tensor."""

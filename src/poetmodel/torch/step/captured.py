@@ -17,8 +17,6 @@ from poetmodel.torch.capturing.joint_graph import (
     OutputSpec,
     format_path,
 )
-from poetmodel.torch.capturing.replay import profile_on_inputs
-from poetmodel.torch.graph.profiles import OpProfiler
 from poetmodel.torch.graph.step_graph import StepGraph
 
 if TYPE_CHECKING:
@@ -48,44 +46,18 @@ class StepOutput:
 
 
 class CapturedGraph(StepGraph):
-    """The operations of a captured step, profiled by executing them, or by `profiles` by position.
+    """The operations of a captured step, by the profiles of its nodes.
 
-    `profiles` are those of an earlier capture; without them, the step is executed on its inputs.
-    Without `measure_workspaces`, workspaces are 0. `outputs` has an entry per result, sorted by
-    `StepOutput.last_operation`, None last. A backward operation belongs to the module of the
-    forward operation with its sequence number, a sum of gradients to the innermost common module of
-    its summands.
+    `outputs` has an entry per result, sorted by `StepOutput.last_operation`, None last. A backward
+    operation belongs to the module of the forward operation with its sequence number, a sum of
+    gradients to the innermost common module of its summands.
     """
 
-    def __init__(
-        self,
-        joint: Joint,
-        *,
-        profiles: Mapping[int, OpProfile] | None = None,
-        measure_workspaces: bool = True,
-    ) -> None:
+    def __init__(self, joint: Joint, profiles: Mapping[fx.Node, OpProfile]) -> None:
         self._joint = joint
         self._paths = _module_paths(joint)
         self._backward = _tangent_descendants(joint)
-        nodes = list(joint.graph_module.graph.nodes)
-        if profiles is None:
-            profile_of_node = profile_on_inputs(
-                joint, self._profiler(measure_workspaces=measure_workspaces)
-            )
-            profiles = {
-                position: profile_of_node[node]
-                for position, node in enumerate(nodes)
-                if node in profile_of_node
-            }
-        self.profiles = {
-            position: profile for position, profile in profiles.items() if profile.sizes_bytes
-        }
-        """Profiles of the nodes that allocate memory, by their position in the captured graph."""
-        super().__init__(
-            joint.graph_module.graph,
-            {nodes[position]: profile for position, profile in self.profiles.items()},
-            name=joint.name,
-        )
+        super().__init__(joint.graph_module.graph, profiles, name=joint.name)
         self._finish_operations()
         self.outputs: list[StepOutput] = []
         """One output per result, ordered by `last_operation`; outputs without one are last."""
@@ -102,10 +74,6 @@ class CapturedGraph(StepGraph):
                 len(self.operations) if output.last_operation is None else output.last_operation
             )
         )
-
-    def _profiler(self, *, measure_workspaces: bool) -> OpProfiler:
-        """Create the profiler that executes the operations."""
-        return OpProfiler(measure_workspaces=measure_workspaces)
 
     def _finish_operations(self) -> None:
         """Change operations before the outputs are found; by default none are changed."""

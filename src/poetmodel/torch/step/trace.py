@@ -11,16 +11,18 @@ from poetmodel.graph import Graph, Node, Phase
 from poetmodel.torch.capturing.inputs import empty_input_errors, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
+from poetmodel.torch.capturing.replay import profile_on_inputs
 from poetmodel.torch.graph.operators import has_flop_formula
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.captured import CapturedGraph
-from poetmodel.torch.step.training import TrainingGraph
+from poetmodel.torch.step.training import TrainingGraph, UpdateProfiler
 from poetmodel.torch.step.updates import Update, check_optimizer, extend_with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import torch
+    from torch import fx
 
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.graph.profiles import OpProfile
@@ -108,7 +110,7 @@ def trace(
     joint = capture_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )
-    return build_trace(joint, build_captured_graph(joint, measure_workspaces=measure_workspace))
+    return build_trace(joint, profile_step(joint, measure_workspaces=measure_workspace))
 
 
 def capture_step(
@@ -129,22 +131,21 @@ def capture_step(
     return joint
 
 
-def build_captured_graph(
-    joint: Joint,
-    *,
-    profiles: Mapping[int, OpProfile] | None = None,
-    measure_workspaces: bool = True,
-) -> CapturedGraph:
-    """Return the operations of a captured step, profiled by executing them unless `profiles`."""
-    graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
+def profile_step(joint: Joint, *, measure_workspaces: bool = True) -> dict[fx.Node, OpProfile]:
+    """Execute a captured step on its inputs; return profiles in the order of the nodes.
+
+    Workspaces are 0 without `measure_workspaces`, and without memory (device ``meta``).
+    """
     is_meta = any(joint.value(a).is_meta for a in joint.arguments_of(InputKind.PARAMETER))
-    return graph_class(
-        joint, profiles=profiles, measure_workspaces=measure_workspaces and not is_meta
-    )
+    profiler = UpdateProfiler(measure_workspaces=measure_workspaces and not is_meta)
+    profiles = profile_on_inputs(joint, profiler)
+    return {node: profiles[node] for node in joint.graph_module.graph.nodes if node in profiles}
 
 
-def build_trace(joint: Joint, step_graph: CapturedGraph) -> Trace:
-    """Return the trace of a captured step, with its training graph."""
+def build_trace(joint: Joint, profiles: Mapping[fx.Node, OpProfile]) -> Trace:
+    """Return the trace of a captured step with the profiles of its nodes."""
+    graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
+    step_graph = graph_class(joint, profiles)
     return Trace(joint=joint, step_graph=step_graph, graph=_build_graph(joint, step_graph))
 
 

@@ -47,9 +47,6 @@ class TrainingGraph(CapturedGraph):
     """For each storage the index of the last operation that computes or reads it; () before the
     operations are sorted."""
 
-    def _profiler(self, *, measure_workspaces: bool) -> OpProfiler:
-        return _UpdateProfiler(measure_workspaces=measure_workspaces)
-
     def _add_sources(self) -> None:
         """Add an operation for each storage of state and inputs; numbers and tangents have none.
 
@@ -323,7 +320,7 @@ def _gradient_fits(update: Operation) -> tuple[bool, bool]:
     return update.profile.gradient_fits
 
 
-class _UpdateProfiler(OpProfiler):
+class UpdateProfiler(OpProfiler):
     """Profiler that sets `OpProfile.gradient_fits` for updates of parameters."""
 
     def profile(self, node: fx.Node, arguments: Any, keywords: Any, value: Any) -> OpProfile:
