@@ -108,12 +108,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("torch")
     more = [item for item in items if item.get_closest_marker("seeds") is not None]
     taken = select_tests([item.nodeid for item in more], select_share(), read_kept_tests())
-    left = [item for item in more if item.nodeid not in taken]
+    left = {item for item in more if item.nodeid not in taken}
     for item in more:
         item.add_marker("slow")
     if not any("::" in argument for argument in config.args):  # a test that is named runs
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(wrapper=True)

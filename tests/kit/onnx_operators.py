@@ -1,5 +1,6 @@
 """Cases of every supported operator of ONNX, with its variants; needs the package onnx."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,11 @@ from onnx import TensorProto, defs, helper, numpy_helper
 _DRAW = np.random.default_rng(0)
 OLDEST, NEWEST = 13, 23
 """Supported opset versions."""
+_CHANGES = defaultdict(set)
+"""The opset versions that define an operator anew, by its name."""
+for _schema in defs.get_all_schemas_with_history():
+    if not _schema.domain:
+        _CHANGES[_schema.name].add(_schema.since_version)
 
 
 def normal(*shape):
@@ -56,10 +62,8 @@ class Case:
 
     def versions(self):
         """Return the first opset of the case, and each that changes the operator's definition."""
-        schemas = defs.get_all_schemas_with_history()
-        since = {s.since_version for s in schemas if s.name == self.operator and not s.domain}
         low, high = self.opsets
-        return sorted({low} | {version for version in since if low <= version <= high})
+        return sorted({low} | {since for since in _CHANGES[self.operator] if low <= since <= high})
 
     def model(self, opset):
         """Return a model of the operator as its only node, in an opset."""
