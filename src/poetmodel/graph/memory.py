@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from poetmodel.graph.node import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from poetmodel.graph.structure import Graph
 
@@ -63,29 +63,7 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 
     Keep-all computes each node once and keeps each tensor until its last use, and state throughout.
     """
-    return _keep_all_profile(graph, range(len(graph.nodes)))
-
-
-def _keep_all_profile(graph: Graph, node_indices: Sequence[int]) -> tuple[int, ...]:
-    """Return the RAM at each of the `node_indices` nodes, if only these are computed [B]."""
-    sizes, computed_nodes = graph.tensor_bytes, frozenset(node_indices)
-    state = frozenset(graph.state_tensors)
-    never_freed = state.union(graph.state_of)
-    freed_after: dict[int, list[int]] = {k: [] for k in node_indices}
-    for i, k in enumerate(graph.node_of):
-        if k in computed_nodes and i not in never_freed:
-            last_user = max(
-                (user for user in graph.users_of[i] if user in computed_nodes), default=k
-            )
-            freed_after[last_user].append(i)
-    live_bytes = sum(sizes[i] for i in state if graph.node_of[i] in computed_nodes)
-    profile = []
-    for k in node_indices:
-        live_bytes += 0 if graph.nodes[k].is_state else graph.allocated_bytes[k]
-        saved_bytes = graph.shared_bytes(k, freed_after[k])
-        profile.append(live_bytes + graph.nodes[k].workspace_bytes - saved_bytes)
-        live_bytes -= sum(sizes[i] for i in freed_after[k])
-    return tuple(profile)
+    return graph.keep_all_bytes
 
 
 def checkpoint_all_peak_bytes(graph: Graph) -> int:
@@ -107,7 +85,7 @@ def inference_profile(graph: Graph) -> dict[int, int] | None:
         forward |= new_nodes
         unvisited_nodes.extend(new_nodes)
     inference_nodes = sorted(forward)
-    return dict(zip(inference_nodes, _keep_all_profile(graph, inference_nodes), strict=True))
+    return dict(zip(inference_nodes, graph.bytes_of_computing(inference_nodes), strict=True))
 
 
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:

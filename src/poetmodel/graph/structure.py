@@ -26,7 +26,7 @@ from poetmodel.graph.validation import structure_faults, value_faults
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import networkx
@@ -210,6 +210,32 @@ class Graph:
         )
 
     # -- state and in-place operators (graphs of version 2) ------------------------------------
+
+    @cached_property
+    def keep_all_bytes(self) -> tuple[int, ...]:
+        """RAM in use at each node if all tensors are kept until their last use [B]."""
+        return self.bytes_of_computing(range(len(self.nodes)))
+
+    def bytes_of_computing(self, node_indices: Sequence[int]) -> tuple[int, ...]:
+        """Return the RAM at each of the `node_indices` nodes, if only these are computed [B]."""
+        sizes, computed_nodes = self.tensor_bytes, frozenset(node_indices)
+        state = frozenset(self.state_tensors)
+        never_freed = state.union(self.state_of)
+        freed_after: dict[int, list[int]] = {k: [] for k in node_indices}
+        for i, k in enumerate(self.node_of):
+            if k in computed_nodes and i not in never_freed:
+                last_user = max(
+                    (user for user in self.users_of[i] if user in computed_nodes), default=k
+                )
+                freed_after[last_user].append(i)
+        live_bytes = sum(sizes[i] for i in state if self.node_of[i] in computed_nodes)
+        profile = []
+        for k in node_indices:
+            live_bytes += 0 if self.nodes[k].is_state else self.allocated_bytes[k]
+            saved_bytes = self.shared_bytes(k, freed_after[k])
+            profile.append(live_bytes + self.nodes[k].workspace_bytes - saved_bytes)
+            live_bytes -= sum(sizes[i] for i in freed_after[k])
+        return tuple(profile)
 
     @cached_property
     def version(self) -> int:
