@@ -117,7 +117,6 @@ def step_values(problem, **changes):
             "nodes": len(graph.nodes),
             "tensors": 7,
             "scheduled_tensors": len(graph.tensors),
-            "threshold_bytes": 4,
             "batch_size": 1,
             "resident_bytes": {"parameters": 12, "gradients": 8},
         },

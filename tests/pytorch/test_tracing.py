@@ -21,9 +21,7 @@ from poetmodel.torch import compile, trace
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.step.scheduled import (
     RANDOM_STATE_BYTES,
-    SMALL_TENSOR_FRACTIONS,
     build_scheduled_graph,
-    coarsen,
     floor_bytes,
     keep_all_bytes,
     select_costs,
@@ -100,39 +98,39 @@ def test_meta_device_needs_no_memory():
     assert all(node.workspace_bytes == 0 for node in meta.graph.nodes)
 
 
-def test_the_smallest_tensors_are_kept():
-    """As many as fit, equal sizes alike: no node reads or makes them, and costs are the others'."""
+def test_all_computed_tensors_are_decided_on():
+    """However small; with updates, all but state and inputs, and costs are the others'."""
     traced = trace_residual()
-    sizes = [storage.bytes for storage in traced.step_graph.storages]
-    coarse = coarsen(traced, kept_bytes=300)
-    kept = [size for size in sizes if size < coarse.threshold_bytes]
-    assert 0 < sum(kept) <= 300
-    following = min(size for size in sizes if size >= coarse.threshold_bytes)
-    assert sum(kept) + following * sizes.count(following) > 300
-    assert len(coarse.storage_indices) == len(sizes) - len(kept)
-    assert coarse.graph.tensor_bytes == tuple(sizes[i] for i in coarse.storage_indices)
-    # Loss and new statistics lie in kept storages; one random operation, and the step's own state.
-    assert coarse.reserved_bytes == sum(kept) + 3 * RANDOM_STATE_BYTES
-    names = {tensor.name for tensor in coarse.graph.tensors}
-    for before, node in zip(traced.graph.nodes, coarse.graph.nodes, strict=True):
-        assert node.name == before.name
-        assert node.inputs == tuple(name for name in before.inputs if name in names)
-        assert node.workspace_bytes + node.output_bytes == before.output_bytes
+    small = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced) - 1)
+    assert small.graph is traced.graph
+    # One random operation, and the step's own state twice: to restore it, and as a result.
+    assert small.reserved_bytes == traced.held_bytes + 3 * RANDOM_STATE_BYTES
+    model, loss_fn, inputs = residual_step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    traced = trace(model, loss_fn, inputs, optimizer=optimizer)
+    scheduled = build_scheduled_graph(traced, budget_bytes=0)
+    operations = traced.step_graph.operations
+    computed = {
+        storage.name
+        for storage in traced.step_graph.storages
+        if not operations[storage.operation].is_source and storage.replaces is None
+    }
+    decided = {tensor.name: tensor.bytes for tensor in scheduled.graph.tensors}
+    assert computed <= decided.keys()
+    assert not any(size for name, size in decided.items() if name not in computed)
     costs = Costs.estimate(traced.graph, Device.load("rpi4b"))
-    table = select_costs(costs, coarse.graph).table(coarse.graph)
+    table = select_costs(costs, scheduled.graph).table(scheduled.graph)
     whole = costs.table(traced.graph)
-    assert table.compute_time_s == whole.compute_time_s
-    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.storage_indices)
-    assert select_costs(Costs(compute=costs.compute), coarse.graph).pages is None
+    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in scheduled.storage_indices)
+    assert select_costs(Costs(compute=costs.compute), scheduled.graph).pages is None
 
 
 def test_results_that_wait_are_reserved():
-    """If no tensor is kept, copies of the loss and of new statistics are."""
+    """Copies of the loss and of new statistics."""
     traced = trace_residual()
     assert traced.held_bytes == 4 + 16 + 16 + 8
     whole = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.graph is traced.graph
-    assert whole.threshold_bytes == 0
     # A loss, mean and variance of 4 channels, and a counter of 8 bytes.
     assert whole.reserved_bytes == 4 + 16 + 16 + 8 + RANDOM_STATE_BYTES
     expected = checkpoint_all_peak_bytes(traced.graph) + whole.reserved_bytes
@@ -142,31 +140,6 @@ def test_results_that_wait_are_reserved():
     traced = trace(*row_step(first, second), measure_workspace=False)
     whole = build_scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.reserved_bytes == 4
-
-
-def test_less_is_kept_where_nothing_is_left_beside_it():
-    """Between the floors of the finest and the usual graph, a finer one is used.
-
-    Kept tensors use at most a third of the budget above the minimum; below that, the lowest of
-    several floors is reported.
-    """
-    traced = trace(*residual_step())
-    finest = coarsen(traced, kept_bytes=0)
-    budget = floor_bytes(finest)
-    usual = coarsen(traced, kept_bytes=int(SMALL_TENSOR_FRACTIONS[0] * budget))
-    assert floor_bytes(usual) > budget
-    found = build_scheduled_graph(traced, budget_bytes=budget)
-    assert floor_bytes(found) <= budget
-    assert found.threshold_bytes < usual.threshold_bytes
-    roomy = floor_bytes(usual) + 1000
-    assert (
-        build_scheduled_graph(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
-    )
-    for room in (0, 300, 1000, 3000, 30000):
-        found = build_scheduled_graph(traced, budget_bytes=budget + room)
-        assert floor_bytes(found) - budget <= room / 3
-    told = floor_bytes(build_scheduled_graph(traced, budget_bytes=100))
-    assert told == min(floor_bytes(coarsen(traced, kept_bytes=kept)) for kept in (0, 1))
 
 
 def test_step_near_the_floor_keeps_its_budget(tmp_path):

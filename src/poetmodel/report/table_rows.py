@@ -258,7 +258,6 @@ def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
             ("step.graph.nodes", "operations as captured", format_number),
             ("step.graph.tensors", "tensors as captured", format_number),
             ("step.graph.scheduled_tensors", "tensors with decisions of the solver", format_number),
-            ("step.graph.threshold_bytes", "always in RAM: tensors below", format_exact_bytes),
         ),
         "Executed code": (
             ("step.plan.instructions", "instructions", format_number),

@@ -443,7 +443,6 @@ def _report_values(
             "nodes": len(graph.nodes),
             "tensors": len(graph.tensors),
             "scheduled_tensors": len(scheduled.graph.tensors),
-            "threshold_bytes": scheduled.threshold_bytes,
             "batch_size": graph.batch_size,
             "resident_bytes": dict(graph.resident_bytes),
         },

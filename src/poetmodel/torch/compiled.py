@@ -36,7 +36,6 @@ from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.scheduled import (
     build_scheduled_graph,
     keep_all_bytes,
-    min_budget_bytes,
     select_costs,
 )
 from poetmodel.torch.step.trace import Trace, capture_step
@@ -327,14 +326,14 @@ class Compiled:
         )
 
     def _find_least_ram(self, task: RamTask) -> LeastRam:
-        """Search for the smallest budget that suffices, without a deadline."""
+        """Search for the smallest budget that suffices, without a deadline; at most keep-all."""
         problem = replace(task.problem, deadline=None)
-        least = LeastRam.from_result(
-            find_min_ram(problem, self.options.gap_tolerance), self.scheduled.reserved_bytes
+        result = find_min_ram(problem, self.options.gap_tolerance)
+        least = LeastRam.from_result(result, self.scheduled.reserved_bytes)
+        return LeastRam(
+            min(least.sufficient_bytes or self.keep_all_bytes, self.keep_all_bytes),
+            min(least.needed_bytes, self.keep_all_bytes),
         )
-        # The solved graph keeps small tensors; this bound holds for all schedules.
-        needed_bytes = min_budget_bytes(self.trace, decide_homes=self.options.can_page)
-        return least._replace(needed_bytes=needed_bytes)
 
     def _make_plan(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
         """Return a result's checked plan, with blocking transfers; state of size 0 is resident."""

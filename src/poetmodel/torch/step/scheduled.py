@@ -1,9 +1,4 @@
-"""The graph to be solved: a traced step without its small tensors.
-
-Half of the tensors of a training step are smaller than a page. The smallest ones, up to a fraction
-of the budget, stay in RAM until their last possible reader. Their total size is reserved from the
-budget, and the solver decides only on larger tensors.
-"""
+"""The graph to be solved: a traced step without the state and inputs that are always in RAM."""
 
 from __future__ import annotations
 
@@ -22,13 +17,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace
 
 
-SMALL_TENSOR_FRACTIONS: Final = (0.01, 0.001, 0.0)
-"""Fractions of the budget that the omitted small tensors may take in total. The next fraction is
-tried if they raise the minimum by more than `MAX_HEADROOM_FRACTION` of the headroom."""
-
-MAX_HEADROOM_FRACTION: Final = 1 / 3
-"""Largest fraction of the budget's headroom above the minimum that small tensors may take."""
-
 MIN_MOVABLE_BYTES: Final = 4096
 """State with fewer bytes, less than a page, always has its home in RAM [B]."""
 
@@ -43,7 +31,7 @@ _RESULTS: Final = "results that are returned at the end of the step"
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledGraph:
-    """The training graph to be solved: nodes of the trace and its larger tensors.
+    """The training graph to be solved: nodes of the trace and the tensors to decide on.
 
     State and inputs that are always in RAM are omitted or have 0 bytes.
     """
@@ -53,8 +41,6 @@ class ScheduledGraph:
     """Storage index of each tensor of `graph`."""
     operations: tuple[int, ...]
     """Operation index of each node of `graph`."""
-    threshold_bytes: int
-    """Storages with fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
     """RAM that the graph does not count, as (description, bytes) of each item [B]."""
 
@@ -74,36 +60,33 @@ class ScheduledGraph:
 def keep_all_bytes(trace: Trace) -> int:
     """Return the keep-all peak, 100 % of a budget, with state and inputs of updates [B]."""
     graph_bytes = checkpoint_all_peak_bytes(_decision_graph(trace)[0])
-    return graph_bytes + _result_copies_bytes(trace, 0) + always_resident_bytes(trace)
+    return graph_bytes + _result_copies_bytes(trace) + always_resident_bytes(trace)
 
 
 def build_scheduled_graph(
     trace: Trace, *, budget_bytes: int, decide_homes: bool = False
 ) -> ScheduledGraph:
-    """Return the graph to be solved, without small tensors.
+    """Return the graph to be solved; below keep-all it reserves what recomputations need.
 
-    They take the largest of `SMALL_TENSOR_FRACTIONS` of the budget that raises `floor_bytes` by at
-    most `MAX_HEADROOM_FRACTION` of the headroom. With `decide_homes`, below keep-all, the homes of
-    larger state are decisions.
+    With `decide_homes`, below keep-all, the homes of state are decisions, except of constants and
+    of state below `MIN_MOVABLE_BYTES`, which is always in RAM.
     """
-    if budget_bytes >= keep_all_bytes(trace):
-        full_graph = coarsen(trace, kept_bytes=-1)  # omits no tensor, not even those of 0 bytes
-        return replace(
-            full_graph,
-            reserves=(*_resident_reserves(trace), (_RESULTS, _result_copies_bytes(trace, 0))),
-        )
-    candidates = [
-        coarsen(trace, kept_bytes=int(fraction * budget_bytes), decide_homes=decide_homes)
-        for fraction in SMALL_TENSOR_FRACTIONS
-    ]
-    smallest_graph = min(candidates, key=floor_bytes)
-    headroom_bytes = MAX_HEADROOM_FRACTION * (budget_bytes - floor_bytes(smallest_graph))
-    fitting_graphs = (
-        scheduled
-        for scheduled in candidates
-        if floor_bytes(scheduled) - floor_bytes(smallest_graph) <= headroom_bytes
+    is_below = budget_bytes < keep_all_bytes(trace)
+    movable = _movable_state(trace) if decide_homes and is_below else frozenset()
+    graph, operations = _decision_graph(trace, movable)
+    n_random = sum(operation.is_random for operation in trace.step_graph.operations)
+    # One generator state per random operation for its recomputation, and one to restore after it.
+    states_bytes = (n_random + 1) * RANDOM_STATE_BYTES if n_random and is_below else 0
+    return ScheduledGraph(
+        graph=graph,
+        storage_indices=tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors),
+        operations=operations,
+        reserves=(
+            *_resident_reserves(trace, movable),
+            (_RESULTS, _result_copies_bytes(trace)),
+            ("states of the random generator", states_bytes),
+        ),
     )
-    return next(fitting_graphs, smallest_graph)
 
 
 def floor_bytes(scheduled: ScheduledGraph) -> int:
@@ -113,71 +96,18 @@ def floor_bytes(scheduled: ScheduledGraph) -> int:
 
 def min_budget_bytes(trace: Trace, *, decide_homes: bool = False) -> int:
     """Return the smallest budget that may have a schedule, at most `keep_all_bytes` [B]."""
-    return min(
-        floor_bytes(coarsen(trace, kept_bytes=0, decide_homes=decide_homes)), keep_all_bytes(trace)
-    )
+    graph = build_scheduled_graph(trace, budget_bytes=0, decide_homes=decide_homes)
+    return min(floor_bytes(graph), keep_all_bytes(trace))
 
 
-def coarsen(trace: Trace, *, kept_bytes: int, decide_homes: bool = False) -> ScheduledGraph:
-    """Return the graph without its smallest computed tensors, of at most `kept_bytes` in total.
-
-    Omitted tensors are always kept, and `reserves` counts them; their nodes also count them as
-    workspace, because a recomputation writes them again. Tensors of equal size are omitted all or
-    not at all; none if `kept_bytes` is negative. With `decide_homes`, the homes of state are
-    decisions, too, except of constants and of state below `MIN_MOVABLE_BYTES` or the threshold,
-    which is always in RAM. State below the threshold then counts in `kept_bytes`.
-    """
-    storages = trace.step_graph.storages
-    graph, operations = _decision_graph(trace)
-    state = {graph.tensors[i].name for i in graph.state_tensors}
-    state |= {graph.tensors[i].name for i in graph.state_of}
-    computed_tensors = [
-        trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state
-    ]
-    movable_candidates = _movable_state(trace) if decide_homes else ()
-    threshold = _size_threshold(
-        [storages[index].bytes for index in (*computed_tensors, *movable_candidates)], kept_bytes
-    )
-    movable = frozenset(index for index in movable_candidates if storages[index].bytes >= threshold)
-    if movable:
-        graph, operations = _decision_graph(trace, movable)
-    small_tensors = [index for index in computed_tensors if storages[index].bytes < threshold]
-    if small_tensors:
-        retained_names = graph.tensor_index.keys() - {
-            storages[index].name for index in small_tensors
-        }
-        graph = replace(
-            graph, nodes=tuple(_restrict_node(node, retained_names) for node in graph.nodes)
-        )
-    storage_indices = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
-    n_random = sum(operation.is_random for operation in trace.step_graph.operations)
-    # One generator state per random operation for its recomputation, and one to restore after it.
-    states_bytes = (n_random + 1) * RANDOM_STATE_BYTES if n_random else 0
-    return ScheduledGraph(
-        graph=graph,
-        storage_indices=storage_indices,
-        operations=operations,
-        threshold_bytes=threshold,
-        reserves=(
-            *_resident_reserves(trace, movable),
-            (
-                f"tensors of less than {threshold:,} B, which are always kept",
-                sum(storages[index].bytes for index in small_tensors),
-            ),
-            (_RESULTS, _result_copies_bytes(trace, threshold)),
-            ("states of the random generator", states_bytes),
-        ),
-    )
-
-
-def _movable_state(trace: Trace) -> tuple[int, ...]:
+def _movable_state(trace: Trace) -> frozenset[int]:
     """Return indices of state whose home may be on storage: no constants, no small tensors."""
     if trace.joint.optimizer is None:
-        return ()
+        return frozenset()
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
     nodes = {argument.node for argument in trace.joint.arguments if argument.kind in kinds}
     storages = (trace.step_graph.storages[i] for i in trace.graph.state_tensors)
-    return tuple(
+    return frozenset(
         storage.index
         for storage in storages
         if trace.step_graph.operations[storage.operation].node in nodes
@@ -246,28 +176,10 @@ def select_costs(costs: Costs, graph: Graph) -> Costs:
     return replace(costs, pages={tensor.name: costs.pages[tensor.name] for tensor in graph.tensors})
 
 
-def _size_threshold(sizes_bytes: list[int], kept_bytes: int) -> int:
-    """Return the size below which tensors are kept, in total at most `kept_bytes` [B]."""
-    total_bytes = threshold = 0
-    for size in sorted(set(sizes_bytes)):
-        total_bytes += size * sizes_bytes.count(size)
-        if total_bytes > kept_bytes:
-            break
-        threshold = size + 1
-    return threshold
-
-
 def _restrict_node(
     node: Node, names: Collection[str], zero_size_names: Collection[str] = ()
 ) -> Node:
-    """Return a node with only the tensors in `names`; `zero_size_names` get 0 bytes.
-
-    Omitted outputs count as workspace, except state, inputs and replacements of state.
-    """
-    omitted_tensors = [t for t in node.outputs if t.name not in names and t.replaces is None]
-    omitted_bytes = (
-        0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in omitted_tensors)
-    )
+    """Return a node with only the tensors in `names`; `zero_size_names` get 0 bytes."""
     return replace(
         node,
         inputs=tuple(name for name in node.inputs if name in names),
@@ -276,18 +188,16 @@ def _restrict_node(
             for tensor in node.outputs
             if tensor.name in names
         ),
-        workspace_bytes=node.workspace_bytes + omitted_bytes,
         in_place=tuple(pair for pair in node.in_place if set(pair) <= set(names)),
     )
 
 
-def _result_copies_bytes(trace: Trace, threshold_bytes: int) -> int:
+def _result_copies_bytes(trace: Trace) -> int:
     """Return the bytes of copies of the results that are returned at the end of the step [B].
 
-    Results are copied, so that a loss does not keep a larger storage in RAM, except from storages
-    below `threshold_bytes`. Includes sums of several gradients and the random state.
+    Results are copied, so that a loss does not keep a larger storage in RAM. Includes sums of
+    several gradients and the random state.
     """
-    storages = trace.step_graph.storages
     gradient_sizes: dict[int, list[int]] = {}
     total_bytes = (
         RANDOM_STATE_BYTES
@@ -300,6 +210,6 @@ def _result_copies_bytes(trace: Trace, threshold_bytes: int) -> int:
         target = output.result.target
         if not output.is_returned_at_end and target is not None:
             gradient_sizes.setdefault(id(trace.joint.value(target)), []).append(size)
-        elif all(storages[i].bytes >= threshold_bytes for i in output.reads.storages):
+        else:
             total_bytes += size
     return total_bytes + sum(sizes[0] for sizes in gradient_sizes.values() if len(sizes) > 1)

@@ -30,7 +30,7 @@ page.define("timeline", (chart, line) => {
   const when = (p) => (line.issued === null || p >= n ? `#${p}` : clock(line.issued[Math.max(p, 0)]));
   const arrival = (band) => [`computed at ${when(band.begin)}`, `recomputed at ${when(band.begin)}`, `paged in at ${when(band.begin)}`, "resident"][band.origin];
   const why = (band, p) => {
-    if (isReserved(band.what)) return "state, inputs, small tensors and results that the step always holds";
+    if (isReserved(band.what)) return "state, inputs and results that the step always holds";
     if (band.what < 0) return "workspace of this step";
     const came = arrival(band);
     if (band.reads.includes(p) && "ca".includes(line.ops[p])) return `${came}, read now`;
