@@ -183,6 +183,7 @@ class TrainingGraph(CapturedGraph):
             operation.profile.workspace_bytes
             - (writes_gradient or not has_strides) * parameter.nbytes
         )
+        # The formula holds for all steps: the measured one, the first, may need less (RAdam).
         scratch_bytes: int = max(
             update.rule.scratch_bytes(parameter) + scalars_bytes, measured_bytes
         )
