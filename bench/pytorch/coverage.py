@@ -11,8 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from textwrap import shorten
@@ -22,7 +21,7 @@ from harness import RecordedRun, Study, make_record
 from poetmodel.sweeps.measurement import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from poetmodel.sweeps.measurement import Record
 
@@ -63,12 +62,11 @@ def try_model(run: ModelRun, *, folder: str) -> dict[str, Any]:
     -------
     dict
         Fields of the record; status `FAILED` if the model cannot be created, `REFUSED` if it cannot
-        be captured.
+        be captured. ``line`` has those after the line that a refusal states, if there is one.
     """
     import torch
 
-    from poetmodel.torch import CaptureError
-    from pytorch.models import TRIALS
+    from pytorch.models import LINES, TRIALS
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -81,14 +79,24 @@ def try_model(run: ModelRun, *, folder: str) -> dict[str, Any]:
         trial = TRIALS[run.model]()
     except (ImportError, OSError, RuntimeError) as error:
         return {**facts, "seconds": 0.0, "status": FAILED, "reason": _shorten_paths(error)}
-    try:
-        facts |= _compile_and_verify(trial, run.limit_s) | {
-            "budget": _compile_in_less_ram(trial, run.limit_s, folder)
-        }
-    except CaptureError as error:
-        facts |= {"status": REFUSED, "reason": _shorten_paths(error)}
+    facts |= _try_compile(trial, run.limit_s, folder)
     facts["back_end"] = _execute_in_torch_compile(trial, run.limit_s)
+    if facts["status"] == REFUSED and run.model in LINES:
+        text, execute_line = LINES[run.model]
+        execute_line(trial)
+        facts["line"] = {"text": text, **_try_compile(trial, run.limit_s, folder)}
     return {**facts, "seconds": time.perf_counter() - begin_s}
+
+
+def _try_compile(trial: Any, limit_s: float, folder: str) -> dict[str, Any]:
+    """Compile and verify in all budgets; return record fields, with a reason if refused."""
+    from poetmodel.torch import CaptureError
+
+    try:
+        facts = _compile_and_verify(trial, limit_s)
+        return {**facts, "budget": _compile_in_less_ram(trial, limit_s, folder)}
+    except CaptureError as error:
+        return {"status": REFUSED, "reason": _shorten_paths(error)}
 
 
 def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
@@ -98,10 +106,10 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
     step = _compile_step(trial, limit_s, ram="100%")
     joint = step.compiled.trace.joint
     certificate = step.verify()
-    status = WORKS if certificate.equal else _compare_compiled(trial, trial.inputs, limit_s)
+    status = WORKS if certificate.equal else _compare_compiled(trial, trial.inputs, step)
     try:
         is_equal = step.verify(*trial.other).equal
-        other_status = WORKS if is_equal else _compare_compiled(trial, trial.other, limit_s)
+        other_status = WORKS if is_equal else _compare_compiled(trial, trial.other, step)
     except pmt.CaptureError as error:
         other_status = _shorten_paths(error)
     return {
@@ -119,14 +127,18 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
     }
 
 
-def _compare_compiled(trial: Any, batch: Any, limit_s: float) -> str:
+def _compare_compiled(trial: Any, batch: Any, step: Any) -> str:
     """Compare a compiled step with eager and ``aot_eager`` as `_compare_bits` does."""
+    import torch
 
-    def make_step(model: Any) -> Callable[[], Any]:
-        own = replace(trial, model=model, inputs=batch)
-        return partial(_compile_step(own, limit_s, ram="100%"), *batch)
-
-    return _compare_bits(trial, batch, make_step)
+    model = trial.model
+    state = copy.deepcopy(model.state_dict())
+    torch.manual_seed(SEED)
+    loss = step(*batch)
+    own_values = [loss, *(p.grad for p in model.parameters()), *map(torch.clone, model.buffers())]
+    model.load_state_dict(state)
+    model.zero_grad()
+    return _compare_bits(trial, batch, own_values)
 
 
 def _compile_in_less_ram(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
@@ -176,7 +188,7 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
         try:
             with dynamo.patch(ignore_logging_functions=log_functions - {None}):
                 results = {
-                    _compare_bits(trial, batch, partial(_make_step, trial, batch, backend=backend))
+                    _compare_bits(trial, batch, _execute_step(trial, batch, backend))
                     for batch in (trial.inputs, trial.other)
                 }
         except BackendCompilerFailed as error:
@@ -195,22 +207,12 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
     raise AssertionError("the last of these budgets is that of keep-all")
 
 
-def _compare_bits(trial: Any, batch: Any, make_own_step: Callable[[Any], Callable[[], Any]]) -> str:
-    """Compare loss, gradients and buffers of a step with those of eager, then of ``aot_eager``.
+def _compare_bits(trial: Any, batch: Any, own_values: list[Any]) -> str:
+    """Compare results of `_execute_step` with those of eager, then of ``aot_eager``.
 
-    `make_own_step` returns the step of a model, a function without arguments. Returns `WORKS`,
-    `AS_CAPTURED` or `DIFFERS`.
+    Returns `WORKS`, `AS_CAPTURED` or `DIFFERS`.
     """
     import torch
-
-    def execute_step(make_step: Callable[[Any], Callable[[], Any]]) -> list[Any]:
-        model = copy.deepcopy(trial.model)
-        step = make_step(model)
-        torch.manual_seed(SEED)
-        loss = step()
-        if loss.requires_grad:
-            loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
     def is_equal(values: list[Any]) -> bool:
         pairs = zip(own_values, values, strict=True)
@@ -221,19 +223,19 @@ def _compare_bits(trial: Any, batch: Any, make_own_step: Callable[[Any], Callabl
             for own_value, value in pairs
         )
 
-    own_values = execute_step(make_own_step)
-    if is_equal(execute_step(partial(_make_step, trial, batch))):
+    if is_equal(_execute_step(trial, batch)):
         return WORKS
     torch.compiler.reset()
-    captured_values = execute_step(partial(_make_step, trial, batch, backend="aot_eager"))
-    return AS_CAPTURED if is_equal(captured_values) else DIFFERS
+    return AS_CAPTURED if is_equal(_execute_step(trial, batch, "aot_eager")) else DIFFERS
 
 
-def _make_step(trial: Any, batch: Any, model: Any, *, backend: Any = None) -> Callable[[], Any]:
-    """Return a function that returns a model's loss, compiled by a back end of PyTorch if any."""
+def _execute_step(trial: Any, batch: Any, backend: Any = None) -> list[Any]:
+    """Execute a step of a copy of the model, compiled by a back end; return loss and the rest."""
     import torch
 
     from poetmodel.torch.capturing.inputs import takes_keywords
+
+    model = copy.deepcopy(trial.model)
 
     def step() -> Any:
         if trial.loss_fn is not None:
@@ -242,11 +244,12 @@ def _make_step(trial: Any, batch: Any, model: Any, *, backend: Any = None) -> Ca
         output = getattr(output, "loss", output)
         return output[0] if isinstance(output, tuple | list) else output
 
-    if backend is None:
-        return step
-    compiled: Callable[[], Any]
-    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
-    return compiled
+    torch.manual_seed(SEED)
+    if backend is not None:
+        step = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    loss = step()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
 
 def _shorten_paths(text: object) -> str:
