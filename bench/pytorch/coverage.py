@@ -106,12 +106,19 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
     step = _compile_step(trial, limit_s, ram="100%")
     joint = step.compiled.trace.joint
     certificate = step.verify()
-    status = WORKS if certificate.equal else _compare_compiled(trial, trial.inputs, step)
     try:
-        is_equal = step.verify(*trial.other).equal
-        other_status = WORKS if is_equal else _compare_compiled(trial, trial.other, step)
+        is_other_equal, other_reason = step.verify(*trial.other).equal, ""
     except pmt.CaptureError as error:
-        other_status = _shorten_paths(error)
+        is_other_equal, other_reason = False, _shorten_paths(error)
+    status, other_status = WORKS, other_reason or WORKS
+    if not certificate.equal or not (is_other_equal or other_reason):
+        batches = (trial.inputs,) if other_reason else (trial.inputs, trial.other)
+        own_values = [_execute_compiled(trial.model, step, batch) for batch in batches]
+        results = [
+            _compare_bits(trial, batch, values)
+            for batch, values in zip(batches, own_values, strict=True)
+        ]
+        status, other_status = [*results, other_status][:2]
     return {
         "status": status,
         "reason": "" if certificate.equal else certificate.summary().splitlines()[0],
@@ -127,18 +134,17 @@ def _compile_and_verify(trial: Any, limit_s: float) -> dict[str, Any]:
     }
 
 
-def _compare_compiled(trial: Any, batch: Any, step: Any) -> str:
-    """Compare a compiled step with eager and ``aot_eager`` as `_compare_bits` does."""
+def _execute_compiled(model: Any, step: Any, batch: Any) -> list[Any]:
+    """Execute a compiled step; return what `_execute_step` returns. Restores the model's state."""
     import torch
 
-    model = trial.model
     state = copy.deepcopy(model.state_dict())
     torch.manual_seed(SEED)
     loss = step(*batch)
-    own_values = [loss, *(p.grad for p in model.parameters()), *map(torch.clone, model.buffers())]
+    values = [loss, *(p.grad for p in model.parameters()), *map(torch.clone, model.buffers())]
     model.load_state_dict(state)
     model.zero_grad()
-    return _compare_bits(trial, batch, own_values)
+    return values
 
 
 def _compile_in_less_ram(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
@@ -210,7 +216,8 @@ def _execute_in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
 def _compare_bits(trial: Any, batch: Any, own_values: list[Any]) -> str:
     """Compare results of `_execute_step` with those of eager, then of ``aot_eager``.
 
-    Returns `WORKS`, `AS_CAPTURED` or `DIFFERS`.
+    May reset the compilers of PyTorch, and with them compiled steps. Returns `WORKS`,
+    `AS_CAPTURED` or `DIFFERS`.
     """
     import torch
 
