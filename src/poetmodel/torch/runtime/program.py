@@ -6,7 +6,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -21,6 +21,7 @@ from poetmodel.torch.step.updates import ParameterUpdate, Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from poetmodel.graph import Graph
     from poetmodel.torch.graph.step_graph import Operation
     from poetmodel.torch.state.pages import Pages
     from poetmodel.torch.step.captured import CapturedGraph, StepOutput
@@ -55,8 +56,11 @@ class StepWriter(Rewriter):
 
     The plan is valid, with blocking transfers; COMPUTE instructions have operation indices. The
     code emits each gradient as soon as it is computed. Storages outside the plan are kept until
-    their last reader. A recomputed random operation starts from the random state of
-    its first execution.
+    their last reader. A recomputed random operation starts from the random state of its first
+    execution. An operator runs in place if the program frees its input right after it.
+
+    State that is not among the `resident` plan tensors is paged into new memory, updated there, and
+    written back. State with its home in RAM needs no instruction.
     """
 
     def __init__(
@@ -65,15 +69,22 @@ class StepWriter(Rewriter):
         program: Program,
         storage_indices: Sequence[int],
         *,
-        state_indices: Mapping[int, int] | None = None,
+        resident: Collection[int] = (),
     ) -> None:
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
-        self.state_indices = dict(state_indices or {})
+        self.state_indices = _find_stored_state(trace.graph, storage_indices, resident)
         self.step_graph: CapturedGraph = trace.step_graph
         self.program = program
         self.storage_indices = storage_indices
         self._scheduled_storages = frozenset(storage_indices)
+        self._storages_of_last_use = _storages_by_last_use(
+            trace.step_graph, program, self._scheduled_storages
+        )
+        """Storages that are not in the plan, by the position in the program of their last use."""
+        self._positions = {
+            argument.node: position for position, argument in enumerate(trace.joint.arguments)
+        }
         for argument in trace.joint.arguments:
             self._placeholders[argument.node] = self.graph.placeholder(argument.node.name)
         self._new_moments = (
@@ -105,7 +116,7 @@ class StepWriter(Rewriter):
         self._write_initial_state()
         for instruction_index, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
-                self._write_computation(self.step_graph.operations[index], instruction_index)
+                self._write_instruction(self.step_graph.operations[index], instruction_index)
             elif op != Op.FREE:  # the compiled code deletes each computed value after its last use
                 self._write_page(op, self.storage_indices[index])
         for output_index in self._outputs_of_operation.get(None, ()):
@@ -121,7 +132,33 @@ class StepWriter(Rewriter):
         )
 
     def _write_initial_state(self) -> None:
-        """Write outputs that are values from before the first operation; none by default."""
+        """Write copies of outputs that are state or inputs before the step: updates overwrite them.
+
+        A gradient that is such a value is emitted without a copy.
+        """
+        for operation in self.step_graph.operations:
+            output_indices = (
+                self._outputs_of_operation.get(operation.index, ()) if operation.is_source else ()
+            )
+            for output_index in output_indices:
+                self._write_output(output_index)
+
+    def map_placeholder(self, node: fx.Node) -> fx.Node:
+        """Return the node of an argument: its page-in if one was written, else its placeholder."""
+        key = self._keys_by_node.get(node)
+        if key in self._newest:
+            return self._newest[key]
+        return self._placeholders[node]
+
+    def _write_instruction(self, operation: Operation, instruction_index: int) -> None:
+        """Write an operation or update; of a source only page-ins of its state on storage."""
+        if operation.is_source:
+            for storage_index in self.state_indices.keys() & set(operation.storages):
+                self._write_page_in(storage_index)
+        elif isinstance(operation.node.target, Update):
+            self._write_update(operation, operation.node.target, instruction_index)
+        else:
+            self._write_computation(operation, instruction_index)
 
     def _write_computation(self, operation: Operation, instruction_index: int) -> None:
         """Write an execution of an operation; the first also writes the outputs that it completes.
@@ -148,12 +185,65 @@ class StepWriter(Rewriter):
         if current_state is not None:
             self.graph.call_function(torch.default_generator.set_state, (current_state,))
 
+    def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
+        """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
+
+        In `_newest`, the copies of state on storage become those of its replacement, too.
+        """
+        state: Any = operation.node.args[0]
+        options: dict[str, Any] = {}
+        if isinstance(update, ParameterUpdate):
+            step_graph = cast("TrainingGraph", self.step_graph)
+            gradient_storages = set(step_graph.gradient_storages(operation))
+            freed_storages = self._storages_freed_after(instruction_index)
+            options["owns_gradient"] = (
+                step_graph.owns_gradient(operation) and gradient_storages <= freed_storages
+            )
+            if update.rule.moment_keys:
+                moment_position = self._positions[state[1]]
+                options["is_first"] = self.graph.call_function(
+                    operator.contains, (self._new_moments, moment_position)
+                )
+        arguments: Any = fx.node.map_arg(operation.node.args, self.map_node)
+        self.graph.call_function(update.overwrite_state, arguments, options)
+        for storage_index in operation.storages:  # the new value overwrote the state
+            state_index = self.step_graph.storages[storage_index].replaces
+            if state_index in self.state_indices:
+                self._newest |= {
+                    (storage_index, layout_index): self._newest[state_index, layout_index]
+                    for _, layout_index in self.output_keys(state_index)
+                }
+                self._output_keys[storage_index] = [
+                    (storage_index, layout_index)
+                    for _, layout_index in self.output_keys(state_index)
+                ]
+
     def _write_operation(
         self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
     ) -> None:
-        """Write an operation; its outputs become the newest copies of `storage_indices`."""
-        del instruction_index
-        self.write_node(operation.node, storage_indices)
+        """Write an operation, in place if it may overwrite an input that is freed right after.
+
+        Its outputs become the newest copies of `storage_indices`.
+        """
+        new_node = self.write_node(operation.node, storage_indices)
+        freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
+        for _, input_index in operation.in_place:
+            if input_index not in freed_storages:
+                continue
+            position = argument_position(self.step_graph, operation, input_index)
+            kernel = in_place_kernel(operation.node, position)
+            if kernel is not None:
+                set_kernel(new_node, kernel)
+            return
+
+    def _storages_freed_after(self, instruction_index: int) -> set[int]:
+        """Return the storages that are freed right after a computation of the program."""
+        freed_storages = set(self._storages_of_last_use.get(instruction_index, ()))
+        for op, i in self.program[instruction_index + 1 :]:
+            if op != Op.FREE:
+                break
+            freed_storages.add(self.storage_indices[i])
+        return freed_storages
 
     def _write_page(self, op: Op, storage_index: int) -> None:
         """Write a page-out of a storage's newest copy, or a page-in, unless the graph lacks it."""
@@ -190,10 +280,16 @@ class StepWriter(Rewriter):
         self._results[output_index] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output, which would otherwise keep a larger storage in RAM."""
-        return self._scheduled_storages.issuperset(
-            output.reads.storages
-        ) and not self._fills_storage(output.result.node)
+        """Return whether to copy an output: it is or views state or an input, or a larger storage.
+
+        The latter would otherwise stay in RAM.
+        """
+        storage_indices = output.reads.storages
+        maker_indices = (self.step_graph.storages[i].operation for i in storage_indices)
+        if any(self.step_graph.operations[index].is_source for index in maker_indices):
+            return True
+        is_scheduled = self._scheduled_storages.issuperset(storage_indices)
+        return is_scheduled and not self._fills_storage(output.result.node)
 
     def _fills_storage(self, node: fx.Node) -> bool:
         """Return whether a node is an output that fills its whole storage; sources count."""
@@ -205,136 +301,16 @@ class StepWriter(Rewriter):
         return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
 
 
-class TrainingWriter(StepWriter):
-    """Writes a program with state, inputs and updates; `resident` are plan tensors of state in RAM.
-
-    State with its home in RAM needs no instruction. State on storage is paged into new memory,
-    updated there, and written back. An operator runs in place if the program frees its input right
-    after it.
-    """
-
-    step_graph: TrainingGraph
-
-    def __init__(
-        self,
-        trace: Trace,
-        program: Program,
-        storage_indices: Sequence[int],
-        *,
-        resident: Collection[int],
-    ) -> None:
-        replacement_of, state_storages = trace.graph.replacement_of, set(trace.graph.state_tensors)
-        stored_state = {
-            storage_index for i, storage_index in enumerate(storage_indices) if i not in resident
-        } & state_storages
-        state_indices = {storage_index: storage_index for storage_index in sorted(stored_state)}
-        state_indices |= {
-            replacement_of[storage_index]: storage_index
-            for storage_index in sorted(stored_state)
-            if storage_index in replacement_of
-        }
-        self._storages_of_last_use = _storages_by_last_use(
-            trace.step_graph, program, frozenset(storage_indices)
-        )
-        """Storages that are not in the plan, by the position in the program of their last use."""
-        self._positions = {
-            argument.node: position for position, argument in enumerate(trace.joint.arguments)
-        }
-        super().__init__(trace, program, storage_indices, state_indices=state_indices)
-
-    def _write_initial_state(self) -> None:
-        """Write copies of outputs that are state or inputs before the step: updates overwrite them.
-
-        A gradient that is such a value is emitted without a copy.
-        """
-        for operation in self.step_graph.operations:
-            output_indices = (
-                self._outputs_of_operation.get(operation.index, ()) if operation.is_source else ()
-            )
-            for output_index in output_indices:
-                self._write_output(output_index)
-
-    def map_placeholder(self, node: fx.Node) -> fx.Node:
-        """Return the node of an argument: its page-in if one was written, else its placeholder."""
-        key = self._keys_by_node.get(node)
-        if key in self._newest:
-            return self._newest[key]
-        return self._placeholders[node]
-
-    def _write_computation(self, operation: Operation, instruction_index: int) -> None:
-        """Write an operation or update; of a source only page-ins of its state on storage."""
-        if operation.is_source:
-            for storage_index in self.state_indices.keys() & set(operation.storages):
-                self._write_page_in(storage_index)
-        elif isinstance(operation.node.target, Update):
-            self._write_update(operation, operation.node.target, instruction_index)
-        else:
-            super()._write_computation(operation, instruction_index)
-
-    def _write_update(self, operation: Operation, update: Update, instruction_index: int) -> None:
-        """Write a call of `Update.overwrite_state`, which overwrites the memory of the state.
-
-        In `_newest`, the copies of state on storage become those of its replacement, too.
-        """
-        state: Any = operation.node.args[0]
-        options: dict[str, Any] = {}
-        if isinstance(update, ParameterUpdate):
-            gradient_storages = set(self.step_graph.gradient_storages(operation))
-            freed_storages = self._storages_freed_after(instruction_index)
-            options["owns_gradient"] = (
-                self.step_graph.owns_gradient(operation) and gradient_storages <= freed_storages
-            )
-            if update.rule.moment_keys:
-                moment_position = self._positions[state[1]]
-                options["is_first"] = self.graph.call_function(
-                    operator.contains, (self._new_moments, moment_position)
-                )
-        arguments: Any = fx.node.map_arg(operation.node.args, self.map_node)
-        self.graph.call_function(update.overwrite_state, arguments, options)
-        for storage_index in operation.storages:  # the new value overwrote the state
-            state_index = self.step_graph.storages[storage_index].replaces
-            if state_index in self.state_indices:
-                self._newest |= {
-                    (storage_index, layout_index): self._newest[state_index, layout_index]
-                    for _, layout_index in self.output_keys(state_index)
-                }
-                self._output_keys[storage_index] = [
-                    (storage_index, layout_index)
-                    for _, layout_index in self.output_keys(state_index)
-                ]
-
-    def _write_operation(
-        self, operation: Operation, storage_indices: Iterable[int], instruction_index: int
-    ) -> None:
-        """Write an operation, in place if it may overwrite an input that is freed right after."""
-        new_node = self.write_node(operation.node, storage_indices)
-        freed_storages = self._storages_freed_after(instruction_index) if operation.in_place else ()
-        for _, input_index in operation.in_place:
-            if input_index not in freed_storages:
-                continue
-            position = argument_position(self.step_graph, operation, input_index)
-            kernel = in_place_kernel(operation.node, position)
-            if kernel is not None:
-                set_kernel(new_node, kernel)
-            return
-
-    def _storages_freed_after(self, instruction_index: int) -> set[int]:
-        """Return the storages that are freed right after a computation of the program."""
-        freed_storages = set(self._storages_of_last_use.get(instruction_index, ()))
-        for op, i in self.program[instruction_index + 1 :]:
-            if op != Op.FREE:
-                break
-            freed_storages.add(self.storage_indices[i])
-        return freed_storages
-
-    def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether to copy an output, also one that is or views state or an input."""
-        maker_indices = (self.step_graph.storages[i].operation for i in output.reads.storages)
-        is_state = any(
-            self.step_graph.operations[operation_index].is_source
-            for operation_index in maker_indices
-        )
-        return is_state or super()._is_copied(output)
+def _find_stored_state(
+    graph: Graph, storage_indices: Sequence[int], resident: Collection[int]
+) -> dict[int, int]:
+    """Return `StepProgram.state_indices`: the state tensors of a plan that are not resident."""
+    planned_storages = {index for i, index in enumerate(storage_indices) if i not in resident}
+    stored_state = sorted(planned_storages.intersection(graph.state_tensors))
+    replacement_of = graph.replacement_of
+    return {index: index for index in stored_state} | {
+        replacement_of[index]: index for index in stored_state if index in replacement_of
+    }
 
 
 def _storages_by_last_use(

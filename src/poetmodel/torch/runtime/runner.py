@@ -14,7 +14,7 @@ from poetmodel.errors import join_names
 from poetmodel.plan import Op
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.runtime.program import StepWriter, TrainingWriter
+from poetmodel.torch.runtime.program import StepWriter
 from poetmodel.torch.state.pages import PageFile, Pages
 from poetmodel.torch.state.store import StateStore
 from poetmodel.torch.step.optimizers import OptimizerState
@@ -62,11 +62,7 @@ class Runner:
     ) -> None:
         self.trace = trace
         program = plan.program if program is None else program
-        writer = (
-            StepWriter(trace, program, storage_indices)
-            if trace.joint.optimizer is None
-            else TrainingWriter(trace, program, storage_indices, resident=plan.resident or ())
-        )
+        writer = StepWriter(trace, program, storage_indices, resident=plan.resident or ())
         self.program = writer.write()
         self.page_file: PageFile | None = None
         self.state_store = state_store
