@@ -160,7 +160,7 @@ def linear_step():
 SOURCES = Path(poetmodel.__file__).parent / "c"
 TOY = Path(__file__).parents[1] / "export" / "toy"
 """Folder of the toy: a step in C, written by hand."""
-GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
+GENERATED = {"pm_state.c", "pm_state.h", "pm_mapped.c", "pm_slices.c", "kernels"}
 """Sources of the export that the toy replaces or does not need."""
 LEARNING_RATE = 0.05
 BATCHES = 3

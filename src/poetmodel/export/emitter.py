@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
@@ -139,6 +140,8 @@ class ProgramSource:
         """C expressions of the slots of pending transfers, in the order of their start."""
         self.writes_rotating_state = False
         """Whether the lines include a write of state to the next generation."""
+        self.updates_mapped_state = False
+        """Whether the lines include a loop of ``pm_mapped.c``."""
         self._slice_count = 0
         """Number of generated slice labels: a sliced step can pause before each computation."""
         self._replay = layout.replay if self._is_training else None
@@ -383,7 +386,10 @@ class ProgramSource:
         elif self.layout.rotating_state:
             yield from self._serial_update_lines(calls, call_index, written_names)
         else:
-            yield from self._chunk_update_lines((call,), written_names & self._mapped_state)
+            targets = (ref.buffer for ref in refs if ref.buffer in written_names)
+            yield from self._chunk_update_lines(
+                (call,), [name for name in targets if name in self._mapped_state]
+            )
 
     def _ram_call_lines(
         self, earlier_calls: Sequence[Call], call: Call, replaced_names: AbstractSet[str | None]
@@ -407,7 +413,7 @@ class ProgramSource:
             (add_call,) = additions
             yield from self._sum_copy_lines(call, add_call, sum_names)
         else:
-            yield from self._chunk_update_lines((*additions, call), set())
+            yield from self._chunk_update_lines((*additions, call), ())
 
     def _sum_copy_lines(
         self, copy_call: Call, add_call: Call, sum_names: Sequence[str]
@@ -504,114 +510,133 @@ class ProgramSource:
         `written_names` is updated with the last of these tensors.
         """
         names = (ref.buffer for ref in calls[call_index].writes)
-        targets = [
-            name
-            for name in dict.fromkeys(names)
+        needed_calls = {
+            name: self._find_needed_calls(calls, call_index, name)
+            for name in names
             if name in self._mapped_state - self._written_state
-        ]
+        }
         ram_names = written_names - self._mapped_state
-        for target in targets:
-            pending_names = {target}
-            needed_calls: list[Call] = []
-            for k, call in reversed([*enumerate(calls)]):
-                changed_names = {ref.buffer for ref in call.writes}
-                if changed_names & pending_names and (k <= call_index or changed_names == {target}):
-                    needed_calls.insert(0, call)
-                    read_names = {ref.buffer for ref in call.refs}
-                    pending_names |= read_names & self._mapped_state
-            is_last = target == targets[-1]
-            yield from self._chunk_update_lines(
-                needed_calls, {target}, set() if is_last else ram_names
-            )
+        for group_calls, group in groupby(needed_calls, needed_calls.__getitem__):
+            targets = [*group]
+            is_last = targets[-1] == [*needed_calls][-1]
+            copied_names = set() if is_last and len(targets) == 1 else ram_names
+            final_names = sorted(copied_names) if is_last else []
+            yield from self._chunk_update_lines(group_calls, targets, copied_names, final_names)
+
+    def _find_needed_calls(
+        self, calls: Sequence[Call], call_index: int, target: str
+    ) -> tuple[Call, ...]:
+        """Return those of a node's calls on which the new value of mapped `target` depends."""
+        pending_names = {target}
+        needed_calls: list[Call] = []
+        for k, call in reversed([*enumerate(calls)]):
+            changed_names = {ref.buffer for ref in call.writes}
+            if changed_names & pending_names and (k <= call_index or changed_names == {target}):
+                needed_calls.insert(0, call)
+                pending_names |= {ref.buffer for ref in call.refs} & self._mapped_state
+        return tuple(needed_calls)
 
     def _chunk_update_lines(
         self,
         calls: Sequence[Call],
-        targets: set[str],
-        preserved_names: AbstractSet[str] = frozenset(),
+        targets: Sequence[str],
+        copied_names: AbstractSet[str] = frozenset(),
+        final_names: Sequence[str] = (),
     ) -> Iterator[str]:
         """Yield a loop that updates memory-mapped state in chunks on the stack.
 
-        The driver writes the chunks of `targets`, which are marked as written. Other mapped state,
-        and state in RAM in `preserved_names`, changes in copies only.
+        The driver writes `targets`, which are marked as written: each in a turn of its own if
+        commits rotate them. Other mapped state, and state in RAM in `copied_names`, changes in
+        copies only, except that the last turn stores `final_names`.
         """
-        buffers = self.step.buffers
         refs = {
             ref.buffer: ref
             for call in calls
             for ref in call.writes
-            if ref.buffer in self._mapped_state | preserved_names
+            if ref.buffer in self._mapped_state | copied_names
         }
-        chunks = {name: f"piece{k}" for k, name in enumerate(refs)}
-        n_elements = max(buffers[name].elements for name in targets or chunks)
-        max_elements = _CHUNK_ELEMENTS if len(chunks) <= _MAX_FULL_CHUNKS else _CHUNK_ELEMENTS // 2
+        names = [*dict.fromkeys((*targets, *final_names, *refs))]
+        n_elements = max(self.step.buffers[name].elements for name in targets or names)
+        max_elements = _CHUNK_ELEMENTS if len(names) <= _MAX_FULL_CHUNKS else _CHUNK_ELEMENTS // 2
+        chunk = min(max_elements, n_elements)
+        texts = {name: f"copies + {k * chunk}" if k else "copies" for k, name in enumerate(names)}
         opening = "{"
-        if not self.layout.rotating_state and targets <= self._written_state:
+        if not self.layout.rotating_state and self._written_state.issuperset(targets):
             # Skip the whole block if the condition is false: the targets are already written, and a
             # second write of the same values could erase their blocks once more.
             (call,) = calls
             opening, calls = self._conditional_line(call, opening), (replace(call, condition=None),)
-        yield opening
-        for name, chunk in chunks.items():
-            element_type = buffers[name].type.c_name
-            yield f"    {element_type} {chunk}[{min(max_elements, buffers[name].elements)}];"
-            yield (
-                f"    const {element_type} *const old_{chunk} = "
-                f"{self._pointer(refs[name], is_old_value=True)};"
-            )
-        yield f"    for (int32_t first = 0; first < {n_elements}; first += {max_elements}) {{"
-        yield f"        const int32_t n = PM_MIN({n_elements} - first, {max_elements});"
-        for name, chunk in chunks.items():
-            n_expression, offset_expression = (
-                ("1", "") if buffers[name].elements == 1 != n_elements else ("n", " + first")
-            )
-            yield (
-                f"        memcpy({chunk}, old_{chunk}{offset_expression}, "
-                f"(size_t){n_expression} * sizeof {chunk}[0]);"
-            )
         for call in calls:
             self.kernels.setdefault(call.kernel)
-            line = self._conditional_line(call, self._call_on_chunk(call, n_elements, chunks))
-            yield f"        {line}"
-        for name, chunk in chunks.items():
-            if name not in targets:
-                continue
-            slot, size = self._new_slot(name), f"(uint32_t)sizeof {chunk}[0]"
-            write_arguments = f"(uint32_t)first * {size}, {chunk}, (uint32_t)n * {size}"
-            yield f"        {self._try_call(f'pm_page_write({slot}, {write_arguments})')}"
-        yield "    }"
-        yield "}"
+        lines = [
+            self._conditional_line(call, self._call_on_chunk(call, n_elements, texts))
+            for call in calls
+        ]
+        n_turns = max(1, len(targets)) if self.layout.rotating_state else 1
+        n_written = len(targets) + len(final_names)
+        yield from self._update_lines(
+            [refs[name] for name in names],
+            (1, n_elements, chunk, 1, chunk, n_turns, n_written),
+            len(names) * chunk,
+            lines,
+            opening=opening,
+        )
         self._written_state.update(targets)
 
-    def _call_on_chunk(self, call: Call, n_elements: int, chunks: Mapping[str, str]) -> str:
-        """Return the C of an update of ``n`` elements from ``first`` on, in `chunks`, by buffer."""
+    def _update_lines(
+        self,
+        refs: Sequence[Ref],
+        sizes: Sequence[int],
+        copied_elements: int,
+        lines: Sequence[str],
+        *,
+        opening: str = "{",
+    ) -> Iterator[str]:
+        """Yield a block with an update of state by `lines`, which ``pm_mapped.c`` divides.
+
+        `sizes` is the table of a ``pm_mapped_t`` up to the pieces, which are at `refs`.
+        """
+        pieces = [self.layout.state_pieces[ref] for ref in refs]
+        table = self._argument((*sizes, len(pieces), *pieces), "update")
+        yield opening
+        yield f"    pm_real copies[{copied_elements}];"
+        yield f"    const void *old[{len(pieces)}];"
+        yield f"    pm_mapped_t update = {{.table = {table}, .copies = copies, .old = old}};"
+        yield "    while (pm_mapped_next(&update)) {"
+        yield from (f"        {line}" for line in lines)
+        yield "    }"
+        yield f"    {self._return_if('update.error', 'PM_ERROR_PAGE')}"
+        yield "}"
+        self.updates_mapped_state = True
+
+    def _call_on_chunk(self, call: Call, n_elements: int, copies: Mapping[str, str]) -> str:
+        """Return the C of an update of a part of `n_elements`, in `copies`, by buffer."""
         texts = self._named_texts(call)
         if "first" in call:
-            texts |= {"first": "first", "count": "n"}
+            texts |= {"first": "update.first", "count": "update.n"}
         elif call["n"] == n_elements:
-            texts["n"] = "n"
+            texts["n"] = "update.n"
         moving = moving_parameters(call.kernel)
         for name, ref in call.pointers.items():
-            if ref.buffer in chunks:
-                texts[name] = chunks[ref.buffer]
+            if ref.buffer in copies:
+                c_type = self.step.buffers[ref.buffer].type.c_name
+                copy = copies[ref.buffer]
+                texts[name] = copy if c_type == DataType.REAL.c_name else f"({c_type} *)({copy})"
             elif ref.buffer == WORKSPACE and name in moving:  # the summed or clipped gradient
-                texts[name] = f"(const pm_real *){texts[name]} + first"
+                texts[name] = f"(const pm_real *){texts[name]} + update.first"
             elif name in moving and self.step.buffers[ref.buffer].elements > 1:
-                texts[name] += " + first"
+                texts[name] += " + update.first"
         return f"{call.kernel}({', '.join(texts.values())});"
 
     def _row_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped matrix by a gradient kernel; mark it as written."""
-        loops = (
-            f"for (int32_t row = 0; row < {call['m']}; row++) {{",
-            f"for (int32_t first = 0; first < {call['n']}; first += {_CHUNK_ELEMENTS}) {{",
-        )
         texts = self._named_texts(call)
-        texts |= {"m": "1", "n": "n", "w_row": "n"}
-        texts["a"] += f" + row * {call['a_row']}"
-        texts["b"] += f" + first * {call['b_column']}"
-        n_expression = f"PM_MIN({call['n']} - first, {_CHUNK_ELEMENTS})"
-        yield from self._window_update_lines(call, loops, _CHUNK_ELEMENTS, n_expression, texts)
+        texts |= {"m": "1", "n": "update.n", "w_row": "update.n"}
+        texts["a"] += f" + update.row * {call['a_row']}"
+        texts["b"] += f" + update.first * {call['b_column']}"
+        yield from self._window_update_lines(
+            call, (call["m"], call["n"], min(call["n"], _CHUNK_ELEMENTS), 1), texts
+        )
 
     def _filter_update_lines(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped convolution weight; mark the weight as written."""
@@ -623,34 +648,27 @@ class ProgramSource:
             for divisor in range(1, channels + 1)
             if channels % divisor == 0 and divisor <= max_elements
         )
-        loops = (
-            f"for (int32_t o = 0; o < {call['count']}; o++) {{",
-            f"for (int32_t i = 0; i < {channels}; i += {n_channels}) {{",
-        )
         piece_sizes = tuple(sizes._replace(channels=n_channels, results=1, groups=1))
         piece_call = call.with_arguments(shape=piece_sizes, first=0, count=1)
         texts = self._named_texts(piece_call)
-        channel = f"(o + {call['first']}) / {sizes.group_results} * {channels} + i"
-        texts["x"] += f" + ({channel}) * {sizes.plane}"
-        texts["dy"] += f" + o * {sizes.out_plane}"
-        n_elements = n_channels * sizes.window
-        yield from self._window_update_lines(call, loops, n_elements, str(n_elements), texts)
+        group = f"(update.row + {call['first']}) / {sizes.group_results}"
+        texts["x"] += f" + ({group} * {channels} + update.first) * {sizes.plane}"
+        texts["dy"] += f" + update.row * {sizes.out_plane}"
+        yield from self._window_update_lines(
+            call, (call["count"], channels, n_channels, sizes.window), texts
+        )
 
     def _window_update_lines(
-        self,
-        call: Call,
-        loops: Sequence[str],
-        max_elements: int,
-        n_expression: str,
-        texts: Mapping[str, str],
+        self, call: Call, sizes: tuple[int, int, int, int], texts: Mapping[str, str]
     ) -> Iterator[str]:
-        """Yield loops that update a mapped weight, at most `max_elements` per kernel call.
+        """Yield the update of a mapped weight by the C arguments `texts`; mark it as written.
 
-        `loops` are the C headers of the outer and the inner loop, `n_expression` the C size of a
-        call, `texts` its C arguments by parameter. Every write has `_CHUNK_ELEMENTS` elements, so
-        that it begins at a write unit of flash. Marks the weight as written.
+        `sizes` are rows, units in each, the most of them in a call, and the elements of a unit.
+        Every write has `_CHUNK_ELEMENTS` elements, so that it begins at a write unit of flash.
         """
-        weight, arguments = call["w"], {**texts, "w": "piece + held"}
+        _, _, max_units, unit = sizes
+        max_elements = max_units * unit
+        weight = call["w"]
         needed_bytes = _OTHER_STACK_BYTES + DataType.REAL.itemsize * (
             _CHUNK_ELEMENTS + max_elements
         )
@@ -659,39 +677,13 @@ class ProgramSource:
                 f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
                 f"{needed_bytes:,} B of it; give a stack of this size"
             )
-        slot = self._new_slot(weight.buffer)
-        size = "(uint32_t)sizeof piece[0]"
-        write_piece, write_rest = (
-            self._try_call(
-                f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){length} * {size})"
-            )
-            for length in (_CHUNK_ELEMENTS, "held")
+        arguments = {**texts, "w": "copies + update.held"}
+        yield from self._update_lines(
+            [weight],
+            (*sizes, _CHUNK_ELEMENTS, 1, 1),
+            _CHUNK_ELEMENTS + max_elements,
+            [f"{call.kernel}({', '.join(arguments.values())});"],
         )
-        yield "{"
-        yield f"    pm_real piece[{_CHUNK_ELEMENTS + max_elements}];"
-        yield f"    const pm_real *const old = {self._pointer(weight)};"
-        yield "    int32_t at = 0, held = 0;"
-        yield f"    {loops[0]}"
-        yield f"        {loops[1]}"
-        yield f"            const int32_t n = {n_expression};"
-        yield "            memcpy(piece + held, old + at + held, (size_t)n * sizeof piece[0]);"
-        yield f"            {call.kernel}({', '.join(arguments.values())});"
-        yield "            held += n;"
-        yield f"            while (held >= {_CHUNK_ELEMENTS}) {{"
-        yield f"                {write_piece}"
-        yield f"                at += {_CHUNK_ELEMENTS};"
-        yield f"                held -= {_CHUNK_ELEMENTS};"
-        yield (
-            f"                memmove(piece, piece + {_CHUNK_ELEMENTS}, "
-            "(size_t)held * sizeof piece[0]);"
-        )
-        yield "            }"
-        yield "        }"
-        yield "    }"
-        yield "    if (held > 0) {"
-        yield f"        {write_rest}"
-        yield "    }"
-        yield "}"
         self._written_state.add(weight.buffer)
 
     def _argument(self, argument: Argument, parameter: str) -> str:
@@ -704,10 +696,10 @@ class ProgramSource:
             return self.lists.register(argument, self._reader, parameter)
         return str(int(argument)) if isinstance(argument, int) else _real_literal(argument)
 
-    def _pointer(self, ref: Ref, *, is_old_value: bool = False) -> str:
+    def _pointer(self, ref: Ref) -> str:
         """Return the C pointer to a workspace, or a buffer of caller, storage, arena or weights.
 
-        For mapped state, it points to the new value once that is written, unless `is_old_value`.
+        For mapped state, it points to the new value once that is written.
         """
         name = ref.buffer
         if name == WORKSPACE:
@@ -717,7 +709,7 @@ class ProgramSource:
         if name in self._caller_pointers:
             return _add_offset(self._caller_pointers[name], ref.offset)
         if name in self._mapped_state:
-            version = "NEW" if name in self._written_state and not is_old_value else "OLD"
+            version = "NEW" if name in self._written_state else "OLD"
             commits = name in self.layout.rotating_state
             slot = (
                 f"PM_{version}({self._slot_numbers[name]})"

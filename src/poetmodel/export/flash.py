@@ -127,6 +127,7 @@ def count_elements(layout: StorageLayout, statements: Iterable[str]) -> Counter[
     counts["gradients"] += bool(layout.step.gradients)
     counts["infer"] += len(layout.forward_passes)
     for line in statements:
+        counts["updates"] |= "pm_mapped_next(" in line
         counts["node"] += line.startswith("PM_SLICE(")
         counts["driver"] += line.count("PM_TRY")
         counts["loop"] += line.count("for (") + line.count("while (")

@@ -112,6 +112,7 @@ def _is_needed(name: str, deployment: Deployment) -> bool:
     """Return whether an exported folder has the file of the template `name`."""
     conditions = {
         "src/pm_commit.c": deployment.commit,
+        "src/pm_mapped.c": deployment.source.program.updates_mapped_state,
         "src/pm_replay.c": deployment.replay,
         "src/pm_migrate.c": deployment.migration,
         "src/pm_groups.h": deployment.replay or deployment.migration,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poetmodel.export.migration import Migration
     from poetmodel.export.options import ExportOptions
     from poetmodel.export.replay import Replay
-    from poetmodel.lowered.calls import NamedTensor
+    from poetmodel.lowered.calls import NamedTensor, Ref
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
@@ -211,6 +211,12 @@ class StorageLayout:
         if self.rotating_state:
             return name not in self.rotating_state
         return name not in self.resident_names
+
+    @cached_property
+    def state_pieces(self) -> dict[Ref, int]:
+        """The index of each piece of state in the table of pieces; the first of equal ones."""
+        pieces = [piece for tensor in self.step.states for piece in tensor.pieces]
+        return {pieces[k]: k for k in reversed(range(len(pieces)))}
 
     @cached_property
     def resident_names(self) -> frozenset[str]:

@@ -22,20 +22,15 @@ int pm_use_arena(void *arena, size_t bytes)
 }
 #endif
 
-static uint32_t size_of(uint8_t type)
-{
-    return type == PM_IS_REAL ? (uint32_t)sizeof(pm_real) : type == PM_IS_INT32 ? 4u : 1u;
-}
-
 /* Copies `count` first values of a buffer, from element `first` on, to RAM. */
 static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
     if (buffer->weights == PM_ZEROS) {
-        memset(to, 0, (size_t)count * size_of(buffer->type));
+        memset(to, 0, (size_t)count * pm_size_of(buffer->type));
     } else if (buffer->type == PM_IS_REAL) {
         memcpy(to, PM_CONSTANT_REALS(buffer->weights / 4u + first), (size_t)count * sizeof(pm_real));
     } else {
-        const uint32_t size = size_of(buffer->type);
+        const uint32_t size = pm_size_of(buffer->type);
         memcpy(to, PM_CONSTANT_BYTES(buffer->weights) + (size_t)first * size, (size_t)count * size);
     }
 }
@@ -45,47 +40,31 @@ static int first_values(void *to, const pm_buffer_t *buffer, uint32_t first, uin
 {
     load(to, buffer, first, count);
 #if PM_MIGRATES
-    return pm_migrated_values((uint32_t)(buffer - pm_buffers), first, count, size_of(buffer->type), to);
+    return pm_migrated_values((uint32_t)(buffer - pm_buffers), first, count, pm_size_of(buffer->type), to);
 #else
     return PM_OK;
 #endif
-}
-
-/* Returns whether each commit writes a buffer. Other buffers have one slot in separate erase blocks, or none. */
-static int is_committed(const pm_buffer_t *buffer)
-{
-    return PM_COMMIT && buffer->slot + 1u > PM_PAGE_SLOTS; /* PM_NO_SLOT is the highest number */
 }
 
 #if PM_SLOTS
 /* Returns the size of a buffer on storage: that of the float build times PM_SCALE, for every type. */
 static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
 {
-    return buffer->elements * (buffer->type == PM_IS_REAL ? 4u : size_of(buffer->type)) * PM_SCALE;
-}
-
-static uint32_t old_slot(const pm_buffer_t *buffer)
-{
-    return is_committed(buffer) ? PM_OLD(buffer->slot) : buffer->slot;
-}
-
-static uint32_t new_slot(const pm_buffer_t *buffer)
-{
-    return is_committed(buffer) ? PM_NEW(buffer->slot) : buffer->slot;
+    return buffer->elements * (buffer->type == PM_IS_REAL ? 4u : pm_size_of(buffer->type)) * PM_SCALE;
 }
 
 /* Pages a buffer in, to its offset between two steps. */
 static int fetch(const pm_buffer_t *buffer)
 {
-    PM_TRY_PAGE(pm_page_in(old_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
-    PM_TRY_PAGE(pm_page_wait(old_slot(buffer)));
+    PM_TRY_PAGE(pm_page_in(pm_old_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
+    PM_TRY_PAGE(pm_page_wait(pm_old_slot(buffer)));
     return PM_OK;
 }
 
 static int put(const pm_buffer_t *buffer)
 {
-    PM_TRY_PAGE(pm_page_out(new_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
-    PM_TRY_PAGE(pm_page_wait(new_slot(buffer)));
+    PM_TRY_PAGE(pm_page_out(pm_new_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
+    PM_TRY_PAGE(pm_page_wait(pm_new_slot(buffer)));
     return PM_OK;
 }
 #endif
@@ -113,7 +92,7 @@ static uint32_t least(uint32_t a, uint32_t b)
 static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t first, uint32_t count, void *to)
 {
     const pm_pieces_t *pieces = &pm_state_pieces[what->index];
-    const uint32_t size = size_of(buffer->type);
+    const uint32_t size = pm_size_of(buffer->type);
     uint32_t begin = 0; /* first element of a piece in the tensor */
     int any = 0;
     for (uint32_t k = 0; k < pieces->count && what->from; k++) {
@@ -140,7 +119,7 @@ static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t firs
 int pm_check_addresses(void)
 {
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
-        if (pm_buffers[k].home == PM_MAPPED_STORAGE && !pm_page_address(old_slot(&pm_buffers[k]))) {
+        if (pm_buffers[k].home == PM_MAPPED_STORAGE && !pm_page_address(pm_old_slot(&pm_buffers[k]))) {
             return PM_ERROR_PAGE;
         }
     }
@@ -152,12 +131,12 @@ int pm_check_addresses(void)
 static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
 {
     pm_real some[32];
-    const int whole = is_committed(buffer) || !what->from;
-    const uint32_t size = size_of(buffer->type);
+    const int whole = pm_is_committed(buffer) || !what->from;
+    const uint32_t size = pm_size_of(buffer->type);
     for (uint32_t first = 0; first < buffer->elements; first += 32u) {
         const uint32_t count = least(buffer->elements - first, 32u);
         if (what->from) {
-            const unsigned char *old = pm_page_address(old_slot(buffer));
+            const unsigned char *old = pm_page_address(pm_old_slot(buffer));
             if (!old) {
                 return PM_ERROR_PAGE;
             }
@@ -166,7 +145,7 @@ static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
             PM_TRY(first_values(some, buffer, first, count));
         }
         if (change(what, buffer, first, count, some) || whole) {
-            PM_TRY_PAGE(pm_page_write(new_slot(buffer), first * size, some, count * size));
+            PM_TRY_PAGE(pm_page_write(pm_new_slot(buffer), first * size, some, count * size));
         }
     }
     return PM_OK;
@@ -259,7 +238,7 @@ static int write_state(const change_t *what)
         const int changes = buffer->home != PM_FLASH && !what->from;
         if (changes || change(what, buffer, 0, buffer->elements, 0)) {
 #if PM_COMMIT
-            if (is_committed(buffer)) {
+            if (pm_is_committed(buffer)) {
                 commits = 1;
                 continue;
             }
@@ -382,12 +361,12 @@ int pm_load_state(void)
 #else
 #if PM_STATE_SUMS
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
-        if (pm_buffers[k].home == PM_STORAGE && is_committed(&pm_buffers[k])) {
+        if (pm_buffers[k].home == PM_STORAGE && pm_is_committed(&pm_buffers[k])) {
             PM_TRY(fetch(&pm_buffers[k]));
         }
 #if PM_MAPPED
         if (pm_buffers[k].home == PM_MAPPED_STORAGE) {
-            PM_TRY_PAGE(pm_page_check(old_slot(&pm_buffers[k])));
+            PM_TRY_PAGE(pm_page_check(pm_old_slot(&pm_buffers[k])));
         }
 #endif
     }
@@ -414,7 +393,7 @@ static int put_rest(uint32_t steps)
     PM_TRY(put_all());
 #endif
     for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in the same order */
-        if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
+        if (pm_buffers[k].home == PM_RAM && pm_is_committed(&pm_buffers[k])) {
             PM_TRY(put(&pm_buffers[k]));
         }
     }
@@ -440,7 +419,7 @@ int pm_copy_state(int is_restored)
             }
 #if PM_MAPPED && PM_STATE_SUMS
             if (pm_buffers[k].home == PM_MAPPED_STORAGE) {
-                PM_TRY_PAGE(pm_page_check(old_slot(&pm_buffers[k])));
+                PM_TRY_PAGE(pm_page_check(pm_old_slot(&pm_buffers[k])));
             }
 #endif
             PM_TRY(write_buffer(&pm_buffers[k], &none));
@@ -481,7 +460,7 @@ int pm_commit_now(void)
 
 static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count, void *to)
 {
-    const uint32_t size = size_of(buffer->type);
+    const uint32_t size = pm_size_of(buffer->type);
     const unsigned char *from = PM_ADDRESS(buffer->address);
     if (buffer->home == PM_FLASH) {
         load(to, buffer, first, count);
@@ -494,7 +473,7 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
 #endif
 #if PM_SLOTS && PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
-        from = pm_page_address(old_slot(buffer));
+        from = pm_page_address(pm_old_slot(buffer));
         if (!from) {
             return PM_ERROR_PAGE;
         }
@@ -530,7 +509,7 @@ int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)
         if (at < begin_of_piece + piece->elements) {
             const uint32_t inside = at - begin_of_piece;
             const uint32_t some = least(count - done, piece->elements - inside);
-            unsigned char *const next = (unsigned char *)to + (size_t)done * size_of(buffer->type);
+            unsigned char *const next = (unsigned char *)to + (size_t)done * pm_size_of(buffer->type);
             PM_TRY(read_buffer(buffer, piece->offset + inside, some, next));
             done += some;
         }
@@ -548,7 +527,7 @@ int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real
     const change_t what = {(const unsigned char *)from, index, first, count};
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         const uint8_t home = pm_buffers[k].home;
-        const int is_kept = PM_COMMIT && !PM_VOLATILE && !is_committed(&pm_buffers[k]);
+        const int is_kept = PM_COMMIT && !PM_VOLATILE && !pm_is_committed(&pm_buffers[k]);
         const int stays = home == PM_FLASH || (is_kept && home == PM_MAPPED_STORAGE);
         if (stays && change(&what, &pm_buffers[k], 0, pm_buffers[k].elements, 0)) {
             return PM_READ_ONLY;

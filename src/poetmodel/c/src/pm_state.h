@@ -57,6 +57,28 @@ extern const pm_gradient_t pm_gradients[];
 extern const uint32_t pm_saved[]; /* the buffers of a generation, in the order of its slots */
 #endif
 
+/* Returns the size of an element [bytes]. */
+static inline uint32_t pm_size_of(uint8_t type)
+{
+    return type == PM_IS_REAL ? (uint32_t)sizeof(pm_real) : type == PM_IS_INT32 ? 4u : 1u;
+}
+
+/* Returns whether each commit writes a buffer. Other buffers have one slot in separate erase blocks, or none. */
+static inline int pm_is_committed(const pm_buffer_t *buffer)
+{
+    return PM_COMMIT && buffer->slot + 1u > PM_PAGE_SLOTS; /* PM_NO_SLOT is the highest number */
+}
+
+static inline uint32_t pm_old_slot(const pm_buffer_t *buffer)
+{
+    return pm_is_committed(buffer) ? PM_OLD(buffer->slot) : buffer->slot;
+}
+
+static inline uint32_t pm_new_slot(const pm_buffer_t *buffer)
+{
+    return pm_is_committed(buffer) ? PM_NEW(buffer->slot) : buffer->slot;
+}
+
 #define PM_ADDRESS(offset) ((void *)(pm_arena + (size_t)(offset) * PM_SCALE))
 #define PM_REALS(offset) ((pm_real *)PM_ADDRESS(offset))
 #define PM_INTS(offset) ((int32_t *)PM_ADDRESS(offset))
@@ -110,6 +132,24 @@ extern pm_progress_t pm_progress;
 
 /* Returns PM_ERROR_PAGE unless memory-mapped storage has an address for all state there: calls read it unchecked. */
 int pm_check_addresses(void);
+
+#if PM_MAPPED
+/* An update of state on memory-mapped storage, part by part. Its table: rows, units in each, the most of them in a part,
+   elements of a unit, elements in a write, turns, number of written pieces, number of pieces, and these (of pm_pieces). */
+typedef struct {
+    const int32_t *table;
+    pm_real *copies;       /* of a part of each piece, on the stack: the elements of a write apart */
+    const void **old;      /* the values of each piece before the update */
+    int32_t row, first, n; /* the part: n units of a row, from `first` on */
+    int32_t held;          /* elements in the copies before those of the part */
+    int32_t at;            /* written elements of the turn */
+    int32_t turn;
+    int error;
+} pm_mapped_t;
+
+/* Writes the part that the step has changed in its copies, then copies the next one; returns whether there is one. */
+int pm_mapped_next(pm_mapped_t *update);
+#endif
 
 /* Generated: executes at most `nodes` nodes from pm_progress.slice on; returns PM_MORE, or the result of the step. */
 int pm_run_nodes(uint32_t nodes);
