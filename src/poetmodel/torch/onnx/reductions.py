@@ -205,8 +205,8 @@ def _compute_group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) 
 def _compute_mean_variance_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Return ``(x - mean) / (deviation + 1e-9)``; the gradient is finite for constant `x`."""
     axes = [axis % x.ndim for axis in node.get("axes", (0, 2, 3))]
-    centred = x - x.mean(axes, keepdim=True)
-    count = math.prod(x.shape[axis] for axis in axes)
+    mean = x.mean(axes, keepdim=True)
+    centred, count = x - mean, x.numel() // max(mean.numel(), 1)
     deviation = torch.linalg.vector_norm(centred, 2, axes, keepdim=True) / math.sqrt(count)
     return centred / (deviation + 1e-9)
 
