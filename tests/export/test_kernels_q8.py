@@ -9,6 +9,7 @@ import pytest
 from kit.digits import build_and_run
 from kit.kernel_calls import Memory
 from kit.programs import require_programs
+from kit.rotation import mark_seeds_except
 from mcu.quantized import (
     INT8,
     WAYS,
@@ -246,8 +247,11 @@ def exported(tmp_path_factory):
     return layers, folder
 
 
+TARGETS = [Target.HOST, Target.HOST_DOUBLE, Target.M3, Target.M4, Target.M7]
+
+
 @pytest.mark.parametrize(
-    "target", [Target.HOST, Target.HOST_DOUBLE, Target.M3, Target.M4, Target.M7]
+    "target", mark_seeds_except(TARGETS, {Target.HOST, Target.M4}, slow=TARGETS)
 )
 def test_bytes_are_the_same_everywhere(exported, target):
     """In float and in double, with a unit for floats or none, with SIMD or without."""

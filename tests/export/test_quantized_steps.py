@@ -49,7 +49,8 @@ def batches():
     ("schedule", "optimizer"),
     mark_seeds_except(
         product(SCHEDULES, ("gradients", "sgd", "momentum", "adam", "clipped")),
-        {("keep-all", "momentum"), ("tiles", "adam")},
+        {("tiles", "adam")},
+        {("keep-all", "momentum")},
     ),
 )
 def test_schedules_train_as_torch(schedule, optimizer, tmp_path):

@@ -65,6 +65,7 @@ def expected(folders, tmp_path_factory):
     return trained(link_program(C, parts, [folder / "include"], work / "app"), work)
 
 
+@pytest.mark.slow
 def test_cmake_builds_an_application_with_two_networks(folders, expected, tmp_path):
     """One by FetchContent, one by add_subdirectory after its driver is set; kernels are shared."""
     kws, vww = folders("kws"), folders("vww")

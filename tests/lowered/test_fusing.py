@@ -135,18 +135,17 @@ def test_gradients_that_something_else_reads_stay(model, rule):
     assert split_fused_updates(step).graph == step.graph
 
 
-QUICK = {
+QUICK = {("read in place", "decay", perceptron, 1), ("in tiles", "decay", perceptron, 1)}
+SLOW = {
     ("kept", "plain", perceptron, 3),
-    ("read in place", "decay", perceptron, 1),
     ("in tiles", "plain", filters, 3),
-    ("in tiles", "decay", perceptron, 1),
     ("with commits", "maximize", filters, 1),
 }
 
 
 @pytest.mark.parametrize(
     ("place", "rule", "model", "batch"),
-    mark_seeds_except(product(PLACES, RULES, (perceptron, filters), (1, 3)), QUICK),
+    mark_seeds_except(product(PLACES, RULES, (perceptron, filters), (1, 3)), QUICK, SLOW),
 )
 def test_state_has_the_bits_of_two_nodes(place, rule, model, batch, tmp_path):
     """Wherever the weight is, in whatever blocks the gradient is summed."""

@@ -93,11 +93,11 @@ def test_random_networks_train_as_captured(part):
 
 
 STACKED = ({}, {"num_layers": 2}, {"every": True})
-QUICK = [(nn.GRU, STACKED[2]), (nn.LSTM, STACKED[1]), (nn.RNN, STACKED[0])]
+QUICK, SLOW = [(nn.GRU, STACKED[2]), (nn.RNN, STACKED[0])], [(nn.LSTM, STACKED[1])]
 
 
 @pytest.mark.parametrize(
-    ("cell", "options"), mark_seeds_except(list(product(CELLS, STACKED)), QUICK)
+    ("cell", "options"), mark_seeds_except(list(product(CELLS, STACKED)), QUICK, SLOW)
 )
 def test_no_stack_is_left(cell, options):
     """Gradients of weights, gates and gradients of inputs need no tensor of all time steps.
@@ -114,6 +114,7 @@ def test_no_stack_is_left(cell, options):
     assert all(new < old for new, old in zip(peaks(after), peaks(before), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", mark_seeds_except(CELLS, [nn.GRU]))
 def test_time_steps_apart_cost_few_instructions(cell):
     """Small products need more instructions, gradients that are summed in place fewer."""
@@ -125,6 +126,7 @@ def test_time_steps_apart_cost_few_instructions(cell):
         assert new < 1.05 * old
 
 
+@pytest.mark.slow
 def test_tensors_that_no_call_touches_stay():
     """A value of which PyTorch only uses the shape is not divided; other nodes are not affected."""
     model, _, inputs = recurrent(nn.GRU, 4, 2)

@@ -124,6 +124,7 @@ def compiled(model, back):
     )
 
 
+@pytest.mark.slow
 def test_a_percentage_is_of_the_first_shape(caplog):
     """The same bytes for all later ones; if all was kept, it still is.
 
@@ -403,6 +404,7 @@ class Checkpointed(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.slow
 def test_a_model_that_checkpoints_itself_takes_no_more_than_by_itself(caplog):
     """With ``eager``; a percentage is of keep-all, which the report states."""
     model, x = Checkpointed(), torch.randn(256, 64)
@@ -430,6 +432,7 @@ def test_a_model_that_checkpoints_itself_takes_no_more_than_by_itself(caplog):
     assert plain.plans[0].eager_bytes is None
 
 
+@pytest.mark.slow
 def test_a_refusal_says_what_the_budget_is_for():
     """Gradients that are handed over, results and their gradients, and inputs by name."""
     torch._dynamo.reset()

@@ -492,6 +492,7 @@ def test_steps_on_other_numbers_are_undone(case):
     step(x, y)
 
 
+@pytest.mark.slow
 def test_failed_step_without_rollback_does_not_claim_that_nothing_changed():
     """Gradients that were complete before the test are in ``.grad`` already."""
     own, _ = compiled("all finite")

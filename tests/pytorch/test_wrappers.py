@@ -227,6 +227,7 @@ def test_a_compiled_wrapper_is_refused(is_called, options):
     assert "compile the module inside, then wrap it" in back.summary()
 
 
+@pytest.mark.slow
 def test_sharded_blocks_share_a_budget(alone, tmp_path):
     """Compiled one by one, in any order, and like torchtitan; unsharded parameters count."""
     eager, xs = Tower(), batches(3)

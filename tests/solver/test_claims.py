@@ -384,6 +384,7 @@ def test_progress_never_falls_behind(way, name):
     assert result.status == Status.OPTIMAL
 
 
+@pytest.mark.slow
 def test_no_claim_on_new_problems_is_refuted():
     """Against exhaustive search or each other, in four ways each; a failure names its seeds."""
     counts, wrong = Counter[str](), []
