@@ -25,7 +25,12 @@ from poetmodel.schedule import (
 from poetmodel.schedule.compilation import compile_schedule
 from poetmodel.schedule.identity import OBJECTIVE_VALUE
 from poetmodel.schedule.simulation import replace_makespan
-from poetmodel.schedule.verification import check_identity, check_simulation, violated_limits
+from poetmodel.schedule.verification import (
+    check_identity,
+    check_simulation,
+    simulate_for,
+    violated_limits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -283,9 +288,7 @@ def verify(
         planning_s=planning_s,
     )
     check_identity(problem.graph, schedule)
-    simulation = simulate(
-        problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts
-    )
+    simulation = simulate_for(problem, schedule)
     makespan_s, ram_bytes = checker.measure(simulation)
     planned_simulation = replace_makespan(
         simulation, problem, makespan_s=makespan_s, ram_bytes=ram_bytes

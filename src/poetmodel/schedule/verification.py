@@ -119,14 +119,21 @@ def check_schedule(
             "deadline: counting 'overlap' requires a plan of the transfers; use "
             "poetmodel.planner.verify, which makes one"
         )
-    simulation = simulate(
+    simulation = simulate_for(problem, schedule, makespan_s=makespan_s)
+    return check_simulation(problem, schedule, simulation, stated)
+
+
+def simulate_for(
+    problem: Problem, schedule: Schedule, *, makespan_s: float | None = None
+) -> Simulation:
+    """Simulate a schedule with the costs of a problem, and the time that its deadline counts."""
+    return simulate(
         problem.graph,
         problem.costs,
         schedule,
         deadline_counts=problem.deadline_counts,
         makespan_s=makespan_s,
     )
-    return check_simulation(problem, schedule, simulation, stated)
 
 
 def check_simulation(
