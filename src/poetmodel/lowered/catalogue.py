@@ -107,12 +107,12 @@ CATALOGUE: Final[Mapping[str, Row]] = {
     "pm_fill_rows": Row(form=forms.FILLED_ROWS, work=work.count_rows),
     **_make_rows(_UPDATES, forms.UPDATE, work.count_sequence),
     **_make_rows(
-        """pm_add_one pm_arange pm_arange_int pm_bernoulli pm_count_to pm_dropout_bits pm_fill_byte
+        """pm_add_one pm_arange pm_arange_int pm_bernoulli pm_dropout_bits pm_fill_byte
         pm_fill_int pm_finite pm_nadam_count pm_normal pm_uniform""",
         None,
         work.count_sequence,
     ),
-    "pm_clip_factor": Row(form=None, work=work.count_single),
+    **_make_rows("pm_clip_factor pm_count_to", None, work.count_single),
     # products, distances, embeddings
     **_fuse("pm_mm", forms.MATRIX_PRODUCT, work.count_product, "pm_sgd"),
     "pm_bmm": Row(form=None, work=work.count_product),
