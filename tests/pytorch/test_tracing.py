@@ -223,6 +223,38 @@ def test_names_say_module_and_operator():
     assert [node.op for node in graph.nodes].count("native_dropout") == 1
 
 
+class Wave(torch.autograd.Function):
+    """A function with a gradient written by hand."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return the sines of numbers."""
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient of the numbers."""
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos()
+
+
+class Waves(nn.Module):
+    """A layer that calls a function."""
+
+    def forward(self, x):
+        """Return the sines of numbers."""
+        return Wave.apply(x)
+
+
+def test_nodes_of_an_autograd_function_have_their_module():
+    """Those of its gradient too."""
+    step = row_step(nn.Linear(4, 4), nn.Sequential(Waves()))
+    nodes = trace(*step, measure_workspace=False).graph.nodes
+    names = [node.name for node in nodes if node.op in ("sin", "cos")]
+    assert names == ["1.0/sin", "1.0/cos"]
+
+
 # -- the traced graphs under ``bench/traced`` ------------------------------------------------------
 TRACED = Path(__file__).parents[2] / "bench" / "traced"
 SIZES = {

@@ -142,6 +142,16 @@ def _prepare_graph(module: torch.nn.Module, capture: Capture) -> fx.GraphModule:
     for node in graph.nodes:
         if node.target is ctc_loss:
             node.target = torch.ctc_loss
+    for part in graph_module.modules():  # with the graphs of autograd functions
+        if isinstance(part, fx.GraphModule):
+            _annotate(part.graph, module)
+    graph.eliminate_dead_code(is_impure_node=_is_kept)
+    graph_module.recompile()
+    return graph_module
+
+
+def _annotate(graph: fx.Graph, module: torch.nn.Module) -> None:
+    """Annotate each node of a graph with the module being called, and its line."""
     names = {id(part): path for path, part in module.named_modules()}
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
@@ -153,9 +163,6 @@ def _prepare_graph(module: torch.nn.Module, capture: Capture) -> fx.GraphModule:
         notes = node.meta.get("custom") or {}
         location += f" at {line}" if line else ""
         node.meta["custom"] = {**notes, ANNOTATION: path, LOCATION: location}
-    graph.eliminate_dead_code(is_impure_node=_is_kept)
-    graph_module.recompile()
-    return graph_module
 
 
 def _is_kept(node: fx.Node) -> bool:
