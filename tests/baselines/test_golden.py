@@ -17,6 +17,7 @@ import pytest
 
 import poetmodel as pm
 from kit.instances import make_rng, random_costs, random_training_graph
+from kit.rotation import mark_seeds_except
 from poetmodel.baselines import METHODS, run
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import RELATIONS
@@ -29,7 +30,7 @@ NAMES = [
     for name in (entry.name, *(f"{entry.name}:{variant}" for variant in entry.variants))
 ]
 
-DRAWN = "checkmate-rounding:randomized"
+LONG = {"checkmate-rounding", "checkmate-rounding:randomized", "capuchin"}
 
 
 @cache
@@ -71,10 +72,7 @@ def describe(problem, name):
     }
 
 
-# The rounding with all of its rules draws the same numbers.
-@pytest.mark.parametrize(
-    "name", [*sorted({*NAMES} - {DRAWN}), pytest.param(DRAWN, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", mark_seeds_except(sorted(NAMES), {*NAMES} - LONG, LONG))
 def test_schedules_are_those_recorded(name):
     """The digest covers all decisions; the numbers locate a change."""
     found = {label: describe(problem, name) for label, problem in problems().items()}

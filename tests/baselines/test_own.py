@@ -229,6 +229,7 @@ def test_solve_takes_a_file(mine, tmp_path):
         assert "please report" not in found.err
 
 
+@pytest.mark.slow
 def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine, tmp_path):
     """A changed file is another method, although its name is the same."""
     out = tmp_path / "sweep"

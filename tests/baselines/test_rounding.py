@@ -88,6 +88,7 @@ def outcome(problem, rule=""):
     return simulate(problem.graph, problem.costs, schedule).compute_s
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one():
     """The program of Checkmate is a bound, which roundings reach; the best of the rules counts."""

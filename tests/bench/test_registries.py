@@ -164,6 +164,7 @@ def test_states_are_compared_by_answers_and_median_times():
 
 
 # -- every method ----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_problems_are_many_and_can_be_solved():
     """At least 170, of six kinds, none below the minimum RAM, none twice."""
     found = list_problems(MAIN)
@@ -184,6 +185,7 @@ def test_every_shipped_method_is_run_on_whole_steps():
     assert tuple(run.method for run in runs[: len(steps)]) == steps
 
 
+@pytest.mark.slow
 def test_every_run_of_the_comparison_is_on_record():
     """Each registered run has its record, with its commit; none failed, all had the same limit."""
     found = {key(record["cell"]): record for record in read_records("compared")}

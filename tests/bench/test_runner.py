@@ -121,6 +121,7 @@ def test_crash_fails_its_run_only(tmp_path):
     assert f"-{signal.SIGKILL.value}" in records[0]["reason"]
 
 
+@pytest.mark.slow
 def test_exception_fails_its_run_only(tmp_path):
     """Its record names class and message."""
     path = tmp_path / "run.jsonl"
@@ -185,6 +186,7 @@ def test_studies_of_one_process_raise_what_goes_wrong(tmp_path):
     assert ThisProcess().submit(int, "7").result() == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grid", "against", "compared"])
 def test_runs_of_a_study_have_keys_of_their_own(name):
     """Smoke runs, too; every key is that of the fields."""

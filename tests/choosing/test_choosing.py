@@ -172,7 +172,9 @@ def test_padded_graphs_have_the_same_stages(name):
         assert {t.name for t in one.outputs} <= {t.name for t in other.outputs}
 
 
-@pytest.mark.parametrize("name", ["chain", "norms", "shortcut"])
+@pytest.mark.parametrize(
+    "name", ["chain", "norms", pytest.param("shortcut", marks=pytest.mark.slow)]
+)
 def test_pebbles_bound_the_least_peak(name):
     """Without paging, no peak is below the state and the minimum memory of recomputation."""
     step = freezable(name)
@@ -431,7 +433,7 @@ class ReturnedLoss(nn.Module):
         return {"loss": functional.cross_entropy(self.body(x), labels)}
 
 
-@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradient_norms_are_those_of_a_returned_loss(by_name):
     """In a dict, for inputs in a tuple or by name."""
     model, inputs = chain()

@@ -247,6 +247,7 @@ def test_limits_and_infeasible_budgets_speak_of_one_graph(step):
     assert invoke("solve", step, *BOARD, "--ram", f"{least - 1}B").status == 3
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "more", [(), pytest.param(("--no-paging",), marks=pytest.mark.slow)], ids=["paged", "in RAM"]

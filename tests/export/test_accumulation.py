@@ -93,13 +93,16 @@ CASES = {
         {**SCHEDULES["mapped"], "commit": True, "share": 0.15},
     ),
 }
+LONG = {"all kept", "with commits on such storage"}
 
 
 @pytest.mark.parametrize(
     "case",
     mark_seeds_except(
         CASES,
-        {*CASES} - {"momentum", "on storage that is read like RAM", "clipped on such storage"},
+        {*CASES}
+        - {*LONG, "momentum", "on storage that is read like RAM", "clipped on such storage"},
+        LONG,
     ),
 )
 def test_sums_are_those_of_the_loop_of_pytorch(case, tmp_path):
@@ -115,6 +118,7 @@ def test_sums_are_those_of_the_loop_of_pytorch(case, tmp_path):
         assert apart(found, *looped(given, name, every, steps, 3, clip=clip)) < 1e-12, steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", mark_seeds_except([None, 0.1], [0.1]))
 def test_sums_on_flash_that_is_read_where_it_lies(clip, tmp_path):
     """No sum is read from a block after that was erased; the bits are those of a step in RAM."""

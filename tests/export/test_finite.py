@@ -75,7 +75,7 @@ CASES = {
     "two terms": (terms, None, (torch.randn(4),), {}, {}),
     "transfers under way": (deep, functional.mse_loss, ROWS, {}, DMA),
 }  # fmt: skip
-QUICK = ("frozen front", "two terms", "transfers under way")
+QUICK = ("frozen front", "two terms")
 
 
 def captured(case, *, optimizer=True):
@@ -120,6 +120,7 @@ def refused(folder, inputs):
     ("case", "compiler"),
     [
         *((case, PLAIN) for case in QUICK),
+        pytest.param("transfers under way", PLAIN, marks=pytest.mark.slow),
         pytest.param("committed", SANITIZED, marks=pytest.mark.slow),
         *mark_seeds_except([(case, SANITIZED) for case in CASES if case != "committed"], ()),
     ],

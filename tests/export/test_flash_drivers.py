@@ -196,7 +196,8 @@ def worn(folder, target, steps, *settings):
     ("plan", "target"),
     mark_seeds_except(
         list(product(["nrf52840", "nano33ble"], [Target.HOST, Target.M4])),
-        [("nrf52840", Target.M4), ("nano33ble", Target.HOST)],
+        [("nrf52840", Target.M4)],
+        [("nano33ble", Target.HOST)],
     ),
 )
 def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):

@@ -171,6 +171,7 @@ def test_gradients_of_a_layer_are_computed_once():
     assert written == {tensor.name for node in step.graph.nodes for tensor in node.outputs}
 
 
+@pytest.mark.slow
 @parametrize_parts(3)
 def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monkeypatch):
     """Whatever the windows, strides, groups: all but those whose gradient lies in another order."""

@@ -313,7 +313,7 @@ MOST = {Target.M4: 33e6, Target.M3: 138e6}
 WIDE_PER_MAC = 1.8
 
 
-@pytest.mark.parametrize("core", MOST)
+@pytest.mark.parametrize("core", mark_seeds_except(MOST, {Target.M4}, MOST))
 def test_a_front_is_quick(core):
     """A front needs a fraction of the instructions of floats; estimates are near the emulator's."""
     require_programs(core)

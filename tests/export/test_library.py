@@ -79,7 +79,7 @@ def folders(tmp_path_factory):
     [
         pytest.param("vww", (), id="plain"),
         pytest.param("ble", (), id="mapped storage without slots", marks=pytest.mark.seeds),
-        pytest.param("kept", (), id="evaluation, the best, samples"),
+        pytest.param("kept", (), id="evaluation, the best, samples", marks=pytest.mark.slow),
         pytest.param("samples", (), id="samples alone", marks=pytest.mark.seeds),
         pytest.param("kept", ("-fanalyzer",), id="analyzed", marks=pytest.mark.slow),
         pytest.param("moved", ("-fanalyzer",), id="analyzed migration", marks=pytest.mark.seeds),
@@ -106,7 +106,7 @@ def test_sources_compile_without_warnings(folders, tmp_path, prefix, flags):
 @pytest.mark.parametrize(
     "compiler",
     [
-        ("cc",),
+        pytest.param(("cc",), marks=pytest.mark.slow),
         *(
             pytest.param(compiler, marks=pytest.mark.seeds)
             for compiler in (
@@ -128,6 +128,7 @@ def test_kernels_compile_without_warnings(tmp_path, compiler):
     run_command([*compiler, "-std=c11", "-fsyntax-only", *WARNINGS, *includes, *files], tmp_path)
 
 
+@pytest.mark.slow
 def test_two_networks_link_into_one_application_in_cpp(folders, tmp_path):
     """Each trains as it does alone; only the one with slots on storage has a driver."""
     require_programs("cc", "c++")
@@ -425,6 +426,7 @@ NETWORKS = (
 """Those of the export tests whose steps differ."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "level"),
     mark_seeds_except(product(PLANS, LEVELS), {("read in place", "-Og")}),

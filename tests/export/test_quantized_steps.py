@@ -90,6 +90,7 @@ def infer(folder, inputs):
     return np.fromfile(folder / "outputs.bin", "<f4").reshape(2, 3)
 
 
+@pytest.mark.slow
 def test_inference_has_the_front_too(tmp_path):
     """``pm_infer`` of the whole network, in int8 and float, equals PyTorch."""
     require_programs(Target.HOST)
@@ -102,6 +103,7 @@ def test_inference_has_the_front_too(tmp_path):
         np.testing.assert_allclose(found, net(inputs[0]).numpy(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_inference_on_bytes_maps_them_to_int8_as_the_step_does(tmp_path):
     """Training step, inference and evaluation share one table of int8, and no table of reals."""
     require_programs(Target.HOST)
@@ -229,6 +231,7 @@ def test_boards_evaluate_replay_and_migrate_in_tiles(programs, target):
         assert len(found.evaluations) == STEPS
 
 
+@pytest.mark.slow
 def test_state_returns_to_a_model_whose_front_is_converted(tmp_path):
     """The state of a program is loaded and saved again; the front is not part of it."""
     net, loss_fn, inputs = training(wrapped=False)

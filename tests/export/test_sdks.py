@@ -106,14 +106,20 @@ def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, name, *, 
 
 
 @pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.seeds)])
-@pytest.mark.parametrize("name", [pytest.param("commits", marks=pytest.mark.seeds), "file"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("commits", marks=pytest.mark.seeds),
+        pytest.param("file", marks=pytest.mark.slow),
+    ],
+)
 def test_component_and_module_train(folders, expected, tmp_path, sdk, name):
     """With pages in a partition of flash, the files for CMake in the folder suffice."""
     program = built(sdk, tmp_path, FOLDER=folders(name))
     assert trained(program, tmp_path) == expected
 
 
-@pytest.mark.parametrize("sdk", ["esp", "zephyr"])
+@pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.slow)])
 def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
     """Storage begins behind the other data of the partition, of which no byte is accessed."""
     start = {"esp": {"PM_FLASH_START": 8192}, "zephyr": {"START": "0x2000"}}[sdk]
@@ -142,7 +148,7 @@ def test_start_that_no_erase_block_has_is_refused(folders, tmp_path):
     "name",
     [
         pytest.param("commits", marks=pytest.mark.seeds),
-        "stored",
+        pytest.param("stored", marks=pytest.mark.slow),
         pytest.param("kws", marks=pytest.mark.seeds),
     ],
 )

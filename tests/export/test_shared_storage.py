@@ -56,7 +56,7 @@ def chip(folders, tmp_path_factory):
 TRAINED = "resume1 start1 step1 step1 step1"
 
 
-@pytest.mark.parametrize("second", ["bar", "lin"])
+@pytest.mark.parametrize("second", [pytest.param("bar", marks=pytest.mark.slow), "lin"])
 def test_state_of_another_network_is_neither_resumed_nor_wiped(chip, second):
     """Another network, or a copy of it, at the same place: PM_ERROR_OTHER, without changes."""
     said = chip("foo", second, f"{TRAINED} resume2 start2 step2 resume1")
@@ -76,6 +76,7 @@ def test_start_over_another_network_is_a_call_of_its_own(chip, second):
     assert said[-2:] == [f"{OTHER} 0"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", mark_seeds_except(["bar", "lin"], ["bar"]))
 def test_networks_behind_each_other_do_not_meet(chip, second):
     """With a start of its own, the second one trains, and so does the first one, over restarts."""
@@ -84,6 +85,7 @@ def test_networks_behind_each_other_do_not_meet(chip, second):
     assert said[5:] == ["0 0 changed", "0 1 changed", "0 3", "0 4 changed", "0 1", "0 4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", mark_seeds_except(["bar", "lin"], ["lin"]))
 def test_regions_that_overlap_are_noticed(chip, second):
     """A generation in any block of the region is found, also where no record of ours would be."""
@@ -103,6 +105,7 @@ BUILDS = {
 """What differs in another build of the same instance."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", mark_seeds_except(BUILDS, {"unit"}))
 def test_own_state_elsewhere_is_no_empty_storage(chip, build):
     """In a build with other units or blocks, or a start where no generation of its own begins."""
@@ -110,6 +113,7 @@ def test_own_state_elsewhere_is_no_empty_storage(chip, build):
     assert said[5:] == [f"{OTHER} 0", "0 3"]
 
 
+@pytest.mark.slow
 def test_builds_with_fewer_generations_resume_no_older_state(chip):
     """The newest state lies where they do not look: an error, and it stays; more resume it."""
     flags = (*SAME, "-DFOO_GENERATIONS=4u", "-DBAR_GENERATIONS=2u")

@@ -230,6 +230,7 @@ def test_folder_of_gradients_has_no_file_of_state(tmp_path):
     assert "load_state" not in readme
 
 
+@pytest.mark.slow
 def test_doubles_are_read(exported):
     """A build for double writes reals of eight bytes."""
     folder, *_ = exported

@@ -177,7 +177,7 @@ def test_bytes_may_be_labels():
     assert rows_of(step) == []
 
 
-@pytest.mark.parametrize("look", ["normalized", "scaled"])
+@pytest.mark.parametrize("look", [pytest.param("normalized", marks=pytest.mark.slow), "scaled"])
 def test_tiles_convert_a_channel_at_a_time(look):
     """So that the image is never there as real numbers; the bits stay."""
     (x, step), (y, plain) = pair(look)
@@ -254,7 +254,7 @@ def test_numbers_that_are_not_finite_are_in_a_manifest(tmp_path):
     ("text", "look"),
     [
         ("uint8:0.0039", lambda x: x.float() * 0.0039),
-        ("uint8", lambda x: x.float()),
+        pytest.param("uint8", lambda x: x.float(), marks=pytest.mark.slow),
         (
             "int8:0.01,0.02,0.03:-1.5,0,2",
             lambda x: (

@@ -155,6 +155,7 @@ def faults(file, text):
     )
 
 
+@pytest.mark.slow
 def test_what_lies_inside_a_sub_package_is_imported_by_its_tests_and_the_kit():
     """A module such as ``solver/lazy/session`` may be renamed with one folder of tests.
 

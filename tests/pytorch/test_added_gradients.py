@@ -86,6 +86,7 @@ def test_added_gradients_have_the_bits_of_autograd(ram):
     assert "of gradients added to .grad not counted" in back.summary()
 
 
+@pytest.mark.slow
 def test_added_gradients_lower_the_least_budget():
     """All that are returned are there together at the end of the backward pass."""
     model, x = Network(), torch.randn(ROWS, WIDTH)

@@ -218,7 +218,8 @@ SMALL = [
     [
         *mark_seeds_except(
             list(product(CASES.values(), ("100%", "75%"))),
-            [(mlp, "75%"), (cnn, "75%"), (unet, "100%"), (decoder, "75%")],
+            [(mlp, "75%"), (decoder, "75%")],
+            [(cnn, "75%"), (unet, "100%")],
         ),
         *SMALL,
     ],
@@ -231,6 +232,7 @@ def test_steps_have_the_bits_of_eager_within_a_budget(make, ram):
     check_budget(make(), ram)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", mark_seeds_except([1, 256], [256]))
 def test_copies_of_parts_are_as_large_as_what_they_are_parts_of(rows):
     """PyTorch copies the whole storage of a tensor that it writes to, such as a small norm's."""
@@ -422,6 +424,7 @@ def least(tmp_path_factory):
     return enough_of(cnn(), storage=tmp_path_factory.mktemp("refused"))
 
 
+@pytest.mark.slow
 def test_pages_come_back_as_they_went(least, tmp_path, monkeypatch):
     """If no operation may be recomputed; slots are reused, and the file is deleted at the end.
 
@@ -509,6 +512,7 @@ def recurrence(cell, steps):
     return Case(Recurrence(cell), classified, batch)
 
 
+@pytest.mark.slow
 def test_parts_that_autograd_saves_are_copied_where_eager_copies_them():
     """With everything kept, a GRU needs eager's memory: parts of a product, not all of it."""
     case = recurrence(nn.GRUCell, 6)
@@ -577,6 +581,7 @@ def test_a_known_graph_is_not_solved_again(tmp_path, monkeypatch):
     assert records[1:] == records[:1] * 2
 
 
+@pytest.mark.slow
 def test_a_schedule_for_a_wider_gap_is_improved(tmp_path):
     """The earlier proof does not hold for this gap."""
     case = cnn()
@@ -688,7 +693,7 @@ def test_copies_of_gradients_count(kind, kernels):
     assert peak <= predicted <= (1.03 if kernels == "eager" else 1.6) * peak
 
 
-@pytest.mark.parametrize("paging", [False, True])
+@pytest.mark.parametrize("paging", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_results_that_the_caller_has_count(paging, tmp_path):
     """Logits beside a loss stay for the whole backward pass: freeing them saves no memory."""
     layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.GELU())]
@@ -940,7 +945,7 @@ def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypat
     assert torch.equal(pages.page_in(tokens[0], tensor.dtype, file.number), tensor)
 
 
-@pytest.mark.parametrize("door", ["backend", "compile"])
+@pytest.mark.parametrize("door", ["backend", pytest.param("compile", marks=pytest.mark.slow)])
 def test_a_profiler_of_the_user_is_left_alone(door):
     """PyTorch has one profiler at a time: its data would be lost."""
     case = mlp()
@@ -970,6 +975,7 @@ class Blocks(nn.Module):
         return self.norm(x).square().mean()
 
 
+@pytest.mark.slow
 def test_plan_for_another_device_is_that_of_the_captured_graph():
     """No step runs, and the plan differs from that of a step only by small workspaces."""
     model, batch = Blocks(64, 6), torch.ones(512, 64)
@@ -994,6 +1000,7 @@ def test_plan_for_another_device_is_that_of_the_captured_graph():
     assert 0 < planned.overhead <= 1.01 * ran.overhead  # what it does not count, it does not pay
 
 
+@pytest.mark.slow
 def test_model_without_memory_is_planned():
     """A model that no machine here could hold.
 
@@ -1027,7 +1034,9 @@ def test_model_without_memory_is_planned():
     ("options", "paging", "expected"),
     [
         ({"costs": "measured"}, False, "times cannot be measured"),
-        ({"kernels": "inductor"}, False, "without running them"),
+        pytest.param(
+            {"kernels": "inductor"}, False, "without running them", marks=pytest.mark.slow
+        ),
         ({}, True, "a device with storage"),
     ],
 )

@@ -185,7 +185,14 @@ def test_a_terminal_shows_what_takes_long(monkeypatch):
     assert "solving" in written.getvalue()
 
 
-@pytest.mark.parametrize("outside", [None, "auto", "700KiB"])
+@pytest.mark.parametrize(
+    "outside",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        "auto",
+        pytest.param("700KiB", marks=pytest.mark.slow),
+    ],
+)
 def test_a_loss_outside_is_told_or_counted(outside, caplog):
     """Its memory between both passes is reserved, as given or measured in the first step.
 
@@ -281,6 +288,7 @@ def test_policies_of_selective_checkpoints_bind(policies, ram, expected):
         assert least <= counts[name] <= most
 
 
+@pytest.mark.slow
 def test_results_beside_the_loss_may_lead_nowhere_back():
     """Then they have no gradients of zeros, and one that reaches them is an error."""
     model, x = network(), torch.randn(256, 64)
@@ -318,6 +326,7 @@ def test_results_beside_the_loss_may_lead_nowhere_back():
         assert not run(x)["logits"].requires_grad
 
 
+@pytest.mark.slow
 def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through():
     """Not during profiling, not without gradients, and not without a backward pass."""
     model, x = network(), torch.randn(256, 64)
@@ -337,7 +346,7 @@ def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through
     assert [record.outside_bytes is None for record in back.plans] == [False, True]
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_measurement_gives_way_to_others(fails):
     """After a first call that fails, no profiler is on; after one alone, others may measure."""
     torch._dynamo.reset()
@@ -358,6 +367,7 @@ def test_a_measurement_gives_way_to_others(fails):
     assert [record.outside_bytes is None for record in back.plans] == [False]
 
 
+@pytest.mark.slow
 def test_measurements_of_memory_write_no_lines():
     """PyTorch's profiler prints messages, which are suppressed without a request."""
     source = (
@@ -523,6 +533,7 @@ def saved_bytes(run, x, model):
     return sum(sizes.values())
 
 
+@pytest.mark.slow
 def test_regions_keep_budgets_of_their_own():
     """By names of modules, and inside of a model; with eager's bits, and proved."""
     x = torch.randn(256, 32)
@@ -598,6 +609,7 @@ def test_memory_budgets_that_are_no_fraction_are_refused(value):
     assert isinstance(refused.value.inner_exception, BudgetError)
 
 
+@pytest.mark.slow
 def test_a_large_graph_has_a_bound_of_what_is_computed_again():
     """And a schedule that keeps its regions, found without a model of its rows."""
     torch._dynamo.reset()

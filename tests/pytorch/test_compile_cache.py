@@ -80,7 +80,7 @@ class Counted:
 ALL = {"profile_on_inputs", "measure_operation_times", "solve"}
 
 
-@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("updates", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_second_compile_reads_all(updates, tmp_path, monkeypatch):
     """No measurement and no solve; graph, costs, result, plan and program are the same.
 
@@ -177,6 +177,7 @@ def test_faults_of_ours_are_no_damage(name, folder, monkeypatch):
         compiled(own(), folder)
 
 
+@pytest.mark.slow
 def test_more_time_goes_on_from_what_is_known(tmp_path, monkeypatch):
     """A longer solve begins with the unproven schedule; with less time, the cached one is used."""
     starts = []
@@ -199,6 +200,7 @@ def test_more_time_goes_on_from_what_is_known(tmp_path, monkeypatch):
     assert starts[1:] == [first.result.schedule]
 
 
+@pytest.mark.slow
 def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
     """Operations of the graph do not state the size of a masked selection."""
 

@@ -341,6 +341,7 @@ def test_other_batches_are_compiled_for_if_asked():
         assert agree(step(**rows), expected)
 
 
+@pytest.mark.slow
 def test_results_count_against_the_budget(tmp_path):
     """Results are held until the end of the step, with recomputation and paging around them.
 

@@ -353,6 +353,7 @@ def test_dropout_that_drops_nothing_copies_nothing():
         assert not any(node.op in ("clone", "native_dropout") for node in graph.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "p"),
     mark_seeds_except(

@@ -153,6 +153,7 @@ def test_a_copy_of_a_compiled_module_has_the_budget_of_the_module():
     assert same(gradients(run_copy), gradients(run))
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_back_end_has_its_settings(tmp_path):
     """Its plans are its own."""
     options = {"outside": "300KiB", "storage": tmp_path}
@@ -260,6 +261,7 @@ def test_regions_that_no_plan_keeps_are_refused_for_blocks_too():
         model(torch.randn(ROWS, WIDTH))
 
 
+@pytest.mark.slow
 def test_calls_of_other_threads_change_no_choice(monkeypatch):
     """A checkpointed call, begun by another thread between the choice for a call and its pass."""
     tower, back = by_block("900KiB", outside=LOSS)
@@ -292,6 +294,7 @@ def test_calls_of_other_threads_change_no_choice(monkeypatch):
     assert numbers == [moment.number for moment in step if not moment.is_backward]
 
 
+@pytest.mark.slow
 def test_a_call_is_planned_as_such_while_another_thread_compiles(monkeypatch):
     """A first call that begins while another thread compiles a further plan of another function."""
     torch._dynamo.reset()
@@ -425,6 +428,7 @@ def test_other_calls_than_in_the_step_before_keep_the_budget():
     assert "refused" not in back.summary()
 
 
+@pytest.mark.slow
 def test_a_call_without_a_choice_of_plans_may_be_dropped_beside_others():
     """A call under hooks of saved tensors, whose result is deleted without a backward pass."""
     torch._dynamo.reset()
@@ -501,6 +505,7 @@ def _in_a_thread(work):
         pool.submit(work).result()
 
 
+@pytest.mark.slow
 def test_calls_one_after_another_are_never_refused():
     """At the least budget that is known, with the bits of eager."""
     model, x = Tower(1), batch().requires_grad_()

@@ -607,6 +607,7 @@ def test_an_array_whose_length_is_read_is_refused():
         pmt.capture(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
 
 
+@pytest.mark.slow
 def test_any_item_of_a_long_list_is_guarded():
     """A list of numbers may be long."""
     model = Reading(attribute("numbers", [1.0] * 2_000), lambda m: sum(m.numbers))

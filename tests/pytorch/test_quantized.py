@@ -321,6 +321,7 @@ def _keeper(found, name):
 
 
 # -- where they stand --------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_converted_module_needs_nothing_of_its_user():
     """Its modes and parameters stay as they are, and an optimizer may have these."""
     net, loss_fn, inputs = training()
@@ -411,6 +412,7 @@ def test_a_compiled_step_has_the_numbers_of_eager(wrapped):
     assert torch.equal(net[1].weight, twin[1].weight - 0.1 * twin[1].weight.grad)
 
 
+@pytest.mark.slow
 def test_results_say_what_they_are_exact_against(tmp_path, told):
     """A graph with int8 layers has the label, and so have commands and pages on it."""
     net, loss_fn, inputs = training()
@@ -429,6 +431,7 @@ def test_results_say_what_they_are_exact_against(tmp_path, told):
     assert lower(*plain).graph.exactness == ""
 
 
+@pytest.mark.slow
 def test_choose_trains_none_of_a_front(told):
     """Layers of the front have no score, and a score for one is refused."""
     net, loss_fn, inputs = training()

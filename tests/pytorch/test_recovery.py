@@ -337,7 +337,7 @@ def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("rollback", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_step_without_rollback_leaves_the_recovered_file(tmp_path, rollback):
     """Its own file cannot be recovered, so the one before it stays until another replaces it."""
     model, optimizer = killed_run.network()

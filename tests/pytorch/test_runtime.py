@@ -154,7 +154,9 @@ def test_a_step_needs_no_name_of_its_file_and_no_length(paged):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("end", ["collected", "closed", "exit"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("collected", marks=pytest.mark.slow), "closed", "exit"]
+)
 def test_a_forked_process_leaves_the_file_alone(paged, end):
     """In any case; the step of the parent continues."""
     own, step = paged

@@ -156,7 +156,7 @@ READINGS = (
 """What a model does with what it reads of a mask."""
 
 
-@pytest.mark.parametrize("seed", mark_seeds_except(range(100), range(2)))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(100), [1], [0]))
 def test_random_readings(seed):
     """A model that reads at random is eager's for every mask, compiled for or known."""
     draw = random.Random(seed)  # noqa: S311 - no secret

@@ -152,6 +152,7 @@ def test_peaks_of_inductor_include_buckets_of_ddp():
     train(DistributedDataParallel, peaks_bytes[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_buckets_of_ddp_share_a_budget():
     """As optimize_ddp splits a model, with eager's bits; kernels of Inductor are refused."""
@@ -176,6 +177,7 @@ def test_buckets_of_ddp_share_a_budget():
     assert not back.plans
 
 
+@pytest.mark.slow
 def test_modules_compiled_around_a_module_are_no_siblings_of_it():
     """Compiled by `torch.compile` or in place; another compiled block is a sibling."""
     block, other = nn.Linear(3, 3), nn.Linear(3, 3)

@@ -108,6 +108,7 @@ def test_still_timeline_needs_times(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
 
 
+@pytest.mark.slow
 def test_large_maps_name_some_nodes(tmp_path):
     """A map of 1,000 nodes is drawn; names do not lie on each other."""
     pytest.importorskip("matplotlib")

@@ -307,6 +307,7 @@ def deep(layers):
     return make(*forward, *backward)
 
 
+@pytest.mark.slow
 def test_schedule_of_500_nodes_is_simulated():
     """Keeping all, and recomputing a whole forward pass for every backward step, at 500 nodes."""
     graph = deep(250)

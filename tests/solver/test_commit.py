@@ -174,6 +174,7 @@ def test_a_plan_takes_what_its_schedule_says(resident):
         assert check.energy_j == pytest.approx(result.energy_j)
 
 
+@pytest.mark.slow
 def test_transfers_beside_the_computing_leave_a_tail():
     """State in RAM is written after all else; no bound is above a plan of any schedule."""
     checked = 0

@@ -220,7 +220,10 @@ def test_the_least_time_of_two_branches_is_a_deadline_that_is_met(seeds):
         assert result.schedule is not None, (seed, result.reason)
 
 
-@pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
+@pytest.mark.parametrize(
+    "minimize",
+    ["energy", *(pytest.param(m, marks=pytest.mark.slow) for m in ("time", "ram", "writes"))],
+)
 def test_a_deadline_just_above_the_least_time_is_met(minimize):
     """The least time that is found for two branches is 146 s, which a deadline of 147 s admits."""
     least = solve(two_branches(minimize="time"))

@@ -269,6 +269,7 @@ def test_interrupt_that_reaches_another_thread_stops_the_sweep(tmp_path):
     assert not (tmp_path / "claims").exists()
 
 
+@pytest.mark.slow
 def test_pool_of_the_caller_gets_the_files_of_runs(tmp_path, monkeypatch):
     """Graph, device, method, solver and modules beside them are the caller's, not the worker's.
 

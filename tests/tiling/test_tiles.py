@@ -579,7 +579,7 @@ def test_channels_with_several_groupings_have_a_bound_on_ram_too():
 
 
 @pytest.mark.parametrize("paging", [True, False])
-@pytest.mark.parametrize("make", [autoencoder, residual])
+@pytest.mark.parametrize("make", [autoencoder, pytest.param(residual, marks=pytest.mark.slow)])
 def test_no_tiles_need_less_than_their_bound(make, paging):
     """The bound holds for each size; distinct sizes are tried, with the result of `tile_step`."""
     step, device = lowered(make, "sgd"), Device.load("nrf52840")
