@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kit.commands import invoke, invoke_refused
-from kit.digits import linear_step
+from kit.digits import STEP, linear_step
 from kit.programs import require_programs
 from poetmodel.case.case import Case
 from poetmodel.case.solving import LoadedCase, Placing, Stages, solve_case
@@ -22,6 +22,7 @@ from poetmodel.graph.catalogue import Variant
 from poetmodel.lowered.io import load_step, save_step
 from poetmodel.problem import Limits
 from poetmodel.problem import io as problem_io
+from poetmodel.solver import fitting
 from poetmodel.solver.request import SearchOptions
 from poetmodel.sweeps.runs import grid
 
@@ -182,7 +183,7 @@ class Refusing(Stages):
 
 
 @pytest.mark.torch
-def test_a_step_in_memory_is_the_case_of_its_file(train, tmp_path):
+def test_a_step_in_memory_is_the_case_of_its_file(train, tmp_path, monkeypatch):
     """With its problem and tiles; a caller may know a limit that the best tiles exceed."""
     step = tmp_path / "net.step.json"
     made = invoke(
@@ -208,6 +209,15 @@ def test_a_step_in_memory_is_the_case_of_its_file(train, tmp_path):
     plan = placed.require_plan()
     assert plan.require_arena().bytes <= least - 1
     assert plan.plan.identity.sha256 == placed.tiles.step.graph.sha256
+    # A stop in trials leaves a tenth of the time, which the caller's part does not divide again.
+    limits, fit = [], fitting.fit_arena
+    monkeypatch.setattr(
+        fitting, "fit_arena", lambda *a, **b: limits.append(b["time_limit"]) or fit(*a, **b)
+    )
+    request = SearchOptions(time_limit_s=100.0).start(lambda _: False)
+    stopped = solve_case(loaded, request, placing=Placing(time_ratio=0.5))
+    assert stopped.tiles.is_interrupted
+    assert round(*limits) == 10
 
 
 @pytest.mark.torch
@@ -301,7 +311,6 @@ def test_a_sweep_takes_step_files(step):
 
 
 # -- export --------------------------------------------------------------------------------------
-STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,12 @@ class Remainder:
     result: SolveResult | None = None
     """The result, if nothing is left but addresses; None if the problem is still to solve."""
 
+    def require_tiles(self) -> ChosenTiles:
+        """Return the tiles of a step in memory, which always has them, if only the whole step."""
+        if self.tiles is None:
+            raise ValueError(self.problem.graph.name)
+        return self.tiles
+
 
 class Stages:
     """What a caller of `solve_case` adds to its stages: by default nothing."""
@@ -226,7 +232,7 @@ def solve_case(
     stages = Stages() if stages is None else stages
     rest, planned = stages.settle(_try_tiles(loaded, request, stages, start)), None
     if placing is not None:
-        result, planned = _place(rest, placing)
+        result, planned = _place_tensors(rest, placing)
     elif rest.result is not None:
         result = rest.result
     else:
@@ -284,10 +290,12 @@ def _try_tiles(
     loaded: LoadedCase, request: Request, stages: Stages, start: Schedule | None
 ) -> Remainder:
     """Solve each candidate tile size; return what is left for that of smallest value."""
-    if loaded.tiles is None:
-        return Remainder(problem=loaded.problem, request=request, start=start)
-    from poetmodel.solver.tile_trials import find_cheapest_tiles
+    from poetmodel.solver.tile_trials import ChosenTiles, find_cheapest_tiles
 
+    step = loaded.case.step
+    if loaded.tiles is None:
+        tiles = None if step is None else ChosenTiles(tile_bytes=None, step=step)
+        return Remainder(problem=loaded.problem, request=request, tiles=tiles, start=start)
     chosen = find_cheapest_tiles(
         loaded.tiles.candidates,
         loaded.problem_of,
@@ -312,12 +320,14 @@ def _try_tiles(
     )
 
 
-def _place(rest: Remainder, placing: Placing) -> tuple[SolveResult, CheckedPlan | None]:
+def _place_tensors(rest: Remainder, placing: Placing) -> tuple[SolveResult, CheckedPlan | None]:
     """Solve by the method, if necessary with less RAM, until the addresses of the plan fit."""
     from poetmodel.case.checked_plan import CheckedPlan
     from poetmodel.solver.fitting import fit_arena
 
     request = rest.request
+    # After Ctrl-C in trials, the limit is already a small part of the time.
+    time_ratio = 1.0 if rest.tiles and rest.tiles.is_interrupted else placing.time_ratio
 
     def solve_problem(
         problem: Problem, *, time_limit: float, start: Schedule | None = None
@@ -330,7 +340,7 @@ def _place(rest: Remainder, placing: Placing) -> tuple[SolveResult, CheckedPlan 
         mode=placing.mode or rest.problem.transfer_mode,
         alignment=placing.alignment,
         solve=solve_problem,
-        time_limit=max(placing.time_ratio * request.remaining_s(), MIN_TIME_LIMIT_S),
+        time_limit=max(time_ratio * request.remaining_s(), MIN_TIME_LIMIT_S),
         available_bytes=placing.available_bytes,
         start=rest.start,
     )

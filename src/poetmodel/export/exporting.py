@@ -26,7 +26,6 @@ from poetmodel.lowered.tables import with_byte_inputs
 from poetmodel.lowered.values import check_values
 from poetmodel.plan.alignment import align_sizes, device_alignment
 from poetmodel.planner import make_plan
-from poetmodel.solver.tile_trials import ChosenTiles
 from poetmodel.tiling.choice import choose_tiles, needed_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import Request
+    from poetmodel.solver.tile_trials import ChosenTiles
 
 STEP_RATIO: Final = 0.9
 """Maximum fraction of the remaining time for the solve of the step.
@@ -90,7 +90,7 @@ def export_with(step: LoweredStep, options: ExportOptions) -> Deployment:
     )
     planned = answer.require_plan()
     plan, arena, problem = planned.plan, planned.require_arena(), planned.problem
-    tiles = answer.tiles or ChosenTiles(tile_bytes=None, step=step)
+    tiles = trial.tiles
     step = tiles.step
     replay = _make_replay(step, options)
     replay = replay and order_outputs(replay, step, plan)
@@ -147,6 +147,9 @@ def _prepare(step: LoweredStep, options: ExportOptions) -> LoweredStep:
 
 class Trial(Stages):
     """A step to export with the RAM that it may use; its tiles and its schedule are not known."""
+
+    tiles: ChosenTiles
+    """The chosen tile size; set by `settle`."""
 
     def __init__(self, step: LoweredStep, options: ExportOptions) -> None:
         self.step, self.options = step, options
@@ -224,9 +227,9 @@ class Trial(Stages):
     def settle(self, remainder: Remainder) -> Remainder:
         """Raise an error if flash, RAM or storage is too small for the step in tiles."""
         problem = remainder.problem
-        tiles = remainder.tiles or ChosenTiles(tile_bytes=None, step=self.step)
-        self.check_least_flash(tiles.step)
-        self._check_min_ram(tiles)
+        self.tiles = remainder.require_tiles()
+        self.check_least_flash(self.tiles.step)
+        self._check_min_ram(self.tiles)
         if problem.table.commit is not None:
             _check_storage(
                 2 * problem.table.commit.generation_bytes,

@@ -40,7 +40,6 @@ from poetmodel.problem import Limits
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
 from poetmodel.solver.request import SearchOptions
-from poetmodel.solver.tile_trials import ChosenTiles, TileTrial
 from poetmodel.tiling.choice import choose_tiles, needed_bytes, parse_tile
 from poetmodel.torch.capturing.inputs import find_loss, positional_inputs, takes_keywords
 from poetmodel.torch.capturing.joint import LOSS
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from poetmodel.lowered.step import LoweredStep
     from poetmodel.problem import Problem
     from poetmodel.solver.request import Request
+    from poetmodel.solver.tile_trials import TileTrial
 
     Loss = Callable[..., torch.Tensor] | None
 
@@ -349,7 +349,7 @@ class _Selection(Stages):
 
     def settle(self, remainder: Remainder) -> Remainder:
         """Select the layers; return the problem of their step, or the result without a set."""
-        tiles = remainder.tiles or ChosenTiles(tile_bytes=None, step=self.step)
+        tiles = remainder.require_tiles()
         request = remainder.request if tiles.is_interrupted else self.request
         elapsed_s, problem = request.elapsed_s(), remainder.problem
         freezable = Freezable(step=tiles.step)
