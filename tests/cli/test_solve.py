@@ -277,6 +277,25 @@ def test_status_is_that_of_the_command_wherever_ctrl_c_came():
     assert done.returncode == 4
 
 
+def test_ctrl_c_counts_where_python_ignores_exceptions():
+    """Such as in a callback of a weak reference, which each import has."""
+    Path("mine.py").write_text(
+        "import signal, time, weakref\n"
+        "def stop(problem):\n"
+        "    held = type('Held', (), {})()\n"
+        "    watched = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "    del held\n"
+        "    for _ in range(600):\n"
+        "        time.sleep(0.1)\n"
+    )
+    command = ("solve", CHAIN, "--device", BOARD_FILE, "--ram", "350", "--method", "mine.py:stop")
+    done = subprocess.run(
+        [sys.executable, "-m", "poetmodel", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4
+    assert "Exception ignored" not in done.stderr
+
+
 def test_time_taken_is_the_time_waited():
     """The table shows the wall time from the call to the answer, and that its parts add up."""
     text = " ".join(solve("--ram", "350").out.split())  # lines may break anywhere in the row

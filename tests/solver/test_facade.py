@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -543,6 +544,34 @@ def test_ctrl_c_keeps_the_greedy_schedule(monkeypatch):
     result = solve(with_own_variable(problem))
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.INTERRUPTED)
     assert result.schedule is None
+
+
+class _Late:
+    """A back end that ends by itself while Ctrl-C is hit, and then notes whether it is stopped."""
+
+    def __init__(self):
+        self.stopped = []
+
+    def versions(self):
+        return {"late": "1"}
+
+    def solve(self, *_, stop, **__):
+        self.stopped.append(stop.is_set())
+        if len(self.stopped) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wait(10)
+            return RawSolution(status=SolverStatus.OTHER_LIMIT)
+        status = SolverStatus.INTERRUPTED if stop.is_set() else SolverStatus.OTHER_LIMIT
+        return RawSolution(status=status)
+
+
+def test_ctrl_c_holds_for_later_calls_of_the_solver(monkeypatch):
+    """If one ends just then, the next call, in another unit, does not use the time that is left."""
+    late = _Late()
+    monkeypatch.setattr(monolithic, "backend", lambda _: late)
+    result = solve(skip_problem(), formulation="compact", gap=0.0)
+    assert result.termination == Termination.INTERRUPTED
+    assert late.stopped == [False, True]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimitError])

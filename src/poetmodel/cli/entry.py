@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
+from functools import partial
+from typing import Final
 
 from poetmodel.errors import INTERRUPTED, SOLVER_THREAD
+
+_REPEAT_S: Final = 0.02
+"""Time after which a Ctrl-C that Python ignored is repeated [s]."""
 
 
 def main() -> None:
@@ -17,6 +23,7 @@ def main() -> None:
     not wait for a solver thread that has been abandoned.
     """
     start_s = time.monotonic()
+    sys.unraisablehook = _repeat_ignored_ctrl_c
     try:
         _open_closed_streams()
         if sys.flags.optimize > 1:
@@ -35,6 +42,22 @@ def main() -> None:
             # An abandoned solver thread may never end. All output is written: do not wait for it.
             os._exit(exit_error.code if isinstance(exit_error.code, int) else 1)
         raise
+
+
+def _repeat_ignored_ctrl_c(ignored: sys.UnraisableHookArgs) -> None:
+    """Repeat a Ctrl-C that Python ignores, as in callbacks of weak references: each import has one.
+
+    Other exceptions are printed, as Python does.
+    """
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    interrupt = partial(os.kill, os.getpid(), signal.SIGINT)
+    if sys.platform == "win32":
+        interrupt = partial(signal.raise_signal, signal.SIGINT)
+    repeat = threading.Timer(_REPEAT_S, interrupt)
+    repeat.daemon = True
+    repeat.start()
 
 
 def _open_closed_streams() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -211,7 +210,7 @@ class ModelProof:
             threads=request.threads,
             log=self.search.log.append,
         )
-        stop = threading.Event()
+        stop = self.search.stop_event  # still set if Ctrl-C came in an earlier call
         self.last_report = None
         solve = partial(solver.solve, self.form, limits, start=start_point)
         solve = partial(solve, on_progress=self._report, stop=stop)
@@ -323,5 +322,7 @@ class ModelProof:
 
 
 def _without_solution(raw: RawSolution) -> RawSolution:
-    """Return a raw solution without its point, with its bound and the status of a time limit."""
-    return replace(raw, status=SolverStatus.TIME_LIMIT, x=None, objective=None)
+    """Return a raw solution without its point, with its bound, as one that was cut short."""
+    is_interrupted = raw.status is SolverStatus.INTERRUPTED
+    status = raw.status if is_interrupted else SolverStatus.TIME_LIMIT
+    return replace(raw, status=status, x=None, objective=None)
