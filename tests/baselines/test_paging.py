@@ -30,6 +30,7 @@ from poetmodel.baselines.paging import (
     find_idle_intervals,
     lru_paging,
     offload_all,
+    page_least_recently_used,
     require_within_budget,
     zero_offload,
 )
@@ -723,7 +724,7 @@ def test_least_ram_is_enough_on_storage(name, part):
     ("method", "page_ins", "peak_bytes"),
     [
         (zero_offload, ((6, 0),), 18),
-        (use_homes(StateHomes.STORAGE)(lru_paging.__wrapped__), (), 26),
+        (use_homes(StateHomes.STORAGE)(page_least_recently_used), (), 26),
     ],
 )
 def test_reads_of_state_by_hand(method, page_ins, peak_bytes):
@@ -747,7 +748,7 @@ def test_state_that_the_core_reads_on_storage_is_only_written():
     Where it stands long before its reader it stays in RAM, and is not read twice.
     """
     problem = layers(mapped=True)
-    for method in (zero_offload, use_homes(StateHomes.STORAGE)(lru_paging.__wrapped__)):
+    for method in (zero_offload, use_homes(StateHomes.STORAGE)(page_least_recently_used)):
         schedule = method(problem)
         found = simulate(problem.graph, problem.costs, schedule)
         assert (schedule.M_in, schedule.M_out) == ((), ((5, 5), (6, 6)))

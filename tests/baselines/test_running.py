@@ -10,14 +10,15 @@ import pytest
 from kit.instances import make_rng, random_graph, random_training_graph
 from kit.oracle import optimum
 from kit.worked import chain_costs, training_chain
-from poetmodel.baselines import METHODS, method_names, own, run
+from poetmodel.baselines import METHODS, StateHomes, method_names, own, run
 from poetmodel.baselines import running as home
 from poetmodel.baselines.engine import fit_budget, select_best_schedule
+from poetmodel.baselines.homes import schedule_with_homes
 from poetmodel.baselines.saved_sets import chen_sqrt, keep_all
 from poetmodel.clock import check_time_limit, limit_time
 from poetmodel.errors import InputError, MethodNotApplicableError, TimeLimitError, VerificationError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.heuristics.execution import Execution, may_overwrite_inputs, retry_with_overwrites
+from poetmodel.heuristics.execution import Execution
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
@@ -379,23 +380,27 @@ def test_inputs_are_overwritten_as_a_last_resort():
             operation("y", output_bytes=4, inputs=("x",), in_place={"y": "x"}),
         ),
     )
-    answers = []
-
-    def attempt(*, asks=True, fails=lambda: not answers[-1]):
-        answers.append(may_overwrite_inputs() if asks else None)
-        if fails():
-            raise MethodNotApplicableError("too little room")
-        return checkpoint_all(graph)
-
-    assert retry_with_overwrites(graph, attempt) == checkpoint_all(graph)
-    assert answers == [False, True]
-    assert not may_overwrite_inputs()
-    retry_with_overwrites(graph, partial(attempt, fails=lambda: False))
-    assert answers == [False, True, False]
-    with pytest.raises(MethodNotApplicableError):
-        retry_with_overwrites(graph, partial(attempt, asks=False))
-    assert answers == [False, True, False, None]
     plain = replace(graph, nodes=(graph.nodes[0], replace(graph.nodes[1], in_place=())))
-    with pytest.raises(MethodNotApplicableError):
-        retry_with_overwrites(plain, attempt)
-    assert answers == [False, True, False, None, False]
+
+    def attempts(graph, needs, **options):
+        """Return the schedule of a method that `needs` to overwrite, or its error; its attempts."""
+        answers = []
+
+        def method(problem, *, overwrites=False):
+            answers.append(overwrites)
+            if needs > overwrites:
+                raise MethodNotApplicableError(f"too little room in attempt {len(answers)}")
+            return checkpoint_all(problem.graph)
+
+        try:
+            problem = Problem(graph, chain_costs(graph), ram="100%")
+            return schedule_with_homes(StateHomes.RAM, problem, (method,), **options), answers
+        except MethodNotApplicableError as error:
+            return str(error), answers
+
+    found, first_error = checkpoint_all(graph), "too little room in attempt 1"
+    assert attempts(graph, 0, may_overwrite=True) == (found, [False])
+    assert attempts(graph, 1, may_overwrite=True) == (found, [False, True])
+    assert attempts(graph, 2, may_overwrite=True) == (first_error, [False, True])
+    assert attempts(graph, 1) == (first_error, [False])
+    assert attempts(plain, 1, may_overwrite=True) == (first_error, [False])

@@ -81,32 +81,38 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
             partial(_plan_with_rule, rule=cost_rule, caps_savings=True)
             for cost_rule in adapted_rules
         ]
-    return schedule_with_homes(METHODS["capuchin"].state_homes, problem, searches)
-
-
-def _plan_with_rule(
-    problem: Problem, rule: CostRule, *, keeps_recomputed: bool = True, caps_savings: bool = False
-) -> Schedule:
-    return _EvictionPlanner(problem, rule, caps_savings=caps_savings).plan(
-        keeps_recomputed=keeps_recomputed
+    return schedule_with_homes(
+        METHODS["capuchin"].state_homes, problem, searches, may_overwrite=True
     )
 
 
+def _plan_with_rule(
+    problem: Problem,
+    rule: CostRule,
+    *,
+    keeps_recomputed: bool = True,
+    caps_savings: bool = False,
+    overwrites: bool = False,
+) -> Schedule:
+    planner = _EvictionPlanner(problem, rule, caps_savings=caps_savings, overwrites=overwrites)
+    return planner.plan(keeps_recomputed=keeps_recomputed)
+
+
 class _EvictionPlanner:
-    """Plans swaps and recomputations by one rule; `caps_savings` limits savings to the excess.
+    """Plans swaps and recomputations by one rule; `caps_savings` limits savings to the excess."""
 
-    The constructor requests the permission to overwrite inputs (`retry_with_overwrites`).
-    """
-
-    def __init__(self, problem: Problem, rule: CostRule, *, caps_savings: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, rule: CostRule, *, caps_savings: bool, overwrites: bool
+    ) -> None:
         graph = problem.graph
         self.problem = problem
         self.caps_savings = caps_savings
+        self.overwrites = overwrites
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.intervals = [
             interval
-            for interval in find_idle_intervals(graph, includes_overwritten=True)
+            for interval in find_idle_intervals(graph, overwrites=overwrites)
             if self.sizes[interval.tensor]
         ]
         self.intervals_of: dict[int, list[IdleInterval]] = {}
@@ -144,6 +150,9 @@ class _EvictionPlanner:
         require_within_budget(self.problem, schedule)
         return self._keep_recomputed_tensors(schedule) if keeps_recomputed else schedule
 
+    def _relieved_stages(self, interval: IdleInterval) -> slice:
+        return relieved_stages(self.graph, interval, overwrites=self.overwrites)
+
     # -- choosing -------------------------------------------------------------------------------
 
     def _plan_hidden_swaps(self) -> None:
@@ -155,7 +164,7 @@ class _EvictionPlanner:
                 break
             # The free time is computed again, because earlier swaps occupy the channel.
             is_hidden = self._free_time(interval) >= 0
-            relieves_excess = self.excess[relieved_stages(self.graph, interval)].max() > 0
+            relieves_excess = self.excess[self._relieved_stages(interval)].max() > 0
             if is_hidden and relieves_excess and self.storage.has_space_for(interval.tensor):
                 self._add_eviction(interval, is_swap=True)
 
@@ -166,7 +175,7 @@ class _EvictionPlanner:
             n_excess_before = [0, *accumulate((self.excess > 0).tolist())]
             for interval in self.intervals:
                 check_time_limit()
-                first_stage = relieved_stages(self.graph, interval).start
+                first_stage = self._relieved_stages(interval).start
                 if (
                     n_excess_before[interval.after] == n_excess_before[first_stage]
                     or interval in self.evictions
@@ -202,13 +211,13 @@ class _EvictionPlanner:
         size = self.sizes[interval.tensor]
         if not self.caps_savings:
             return size
-        return min(size, int(self.excess[relieved_stages(self.graph, interval)].max()))
+        return min(size, int(self.excess[self._relieved_stages(interval)].max()))
 
     def _add_eviction(self, interval: IdleInterval, *, is_swap: bool) -> None:
         """Add a swap or recomputation to the plan; a swap may replace a planned recomputation."""
         if interval not in self.evictions:
             self.excess[interval.before + 1 : interval.after] -= self.sizes[interval.tensor]
-            if relieved_stages(self.graph, interval).start == interval.before:
+            if self._relieved_stages(interval).start == interval.before:
                 self.excess[interval.before] -= self.graph.shared_bytes_of[interval.before][
                     interval.tensor
                 ]

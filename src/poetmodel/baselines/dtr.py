@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import fit_budget
-from poetmodel.baselines.homes import schedule_with_homes, use_homes_of
+from poetmodel.baselines.homes import schedule_with_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.baselines.registry import METHODS
 from poetmodel.clock import check_time_limit
@@ -31,7 +31,6 @@ LIVENESS: Final = "liveness"
 """Variant with liveness analysis of each stage and the score ``full``."""
 
 
-@use_homes_of("dtr")
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor with the lowest score whenever RAM is short; recompute it on its next use.
 
@@ -74,8 +73,22 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
         raise InputError(
             f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
         )
-    if liveness:
-        return _LivenessExecution(problem, heuristic).execute_stages()
+    schedule = _schedule_with_liveness if liveness else _schedule_by_runtime
+    return schedule_with_homes(
+        METHODS["dtr"].state_homes,
+        problem,
+        (partial(schedule, heuristic=heuristic),),
+        may_overwrite=liveness,
+    )
+
+
+def _schedule_with_liveness(
+    problem: Problem, *, heuristic: str, overwrites: bool = False
+) -> Schedule:
+    return _LivenessExecution(problem, heuristic, overwrites=overwrites).execute_stages()
+
+
+def _schedule_by_runtime(problem: Problem, *, heuristic: str) -> Schedule:
     return fit_budget(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
@@ -101,16 +114,23 @@ def dtr_paging(problem: Problem) -> Schedule:
         for score, recompute in (("full", True), ("msps", True), ("full", False))
         for free_transfers in transfer_modes
     ]
-    return schedule_with_homes(METHODS["dtr-paging"].state_homes, problem, variants)
+    return schedule_with_homes(
+        METHODS["dtr-paging"].state_homes, problem, variants, may_overwrite=True
+    )
 
 
 def _schedule_with_paging(
-    problem: Problem, *, score: str, free_transfers: bool, recompute: bool
+    problem: Problem,
+    *,
+    score: str,
+    free_transfers: bool,
+    recompute: bool,
+    overwrites: bool = False,
 ) -> Schedule:
     """Execute a training step without state; without `recompute`, evict only to storage."""
     restricted_problem = problem if recompute else replace(problem, recompute=False)
     return _PagingExecution(
-        restricted_problem, score, free_transfers=free_transfers
+        restricted_problem, score, free_transfers=free_transfers, overwrites=overwrites
     ).execute_stages()
 
 
@@ -219,9 +239,14 @@ class _LivenessExecution(StagedExecution):
     """Execution of `dtr` with liveness; `node_costs` of scores are compute times by default."""
 
     def __init__(
-        self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
+        self,
+        problem: Problem,
+        heuristic: str,
+        node_costs: Sequence[float] | None = None,
+        *,
+        overwrites: bool,
     ) -> None:
-        super().__init__(problem.graph, problem.usable_ram_bytes)
+        super().__init__(problem.graph, problem.usable_ram_bytes, overwrites=overwrites)
         self.problem = problem
         score_costs = problem.table.compute_time_s if node_costs is None else node_costs
         self.scores = Scores(self.graph, score_costs, heuristic, counts_nodes_once=True)
@@ -307,10 +332,12 @@ class _LivenessExecution(StagedExecution):
 class _PagingExecution(_LivenessExecution):
     """Execution of `dtr_paging`: evicts to storage where this is cheaper."""
 
-    def __init__(self, problem: Problem, heuristic: str, *, free_transfers: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, heuristic: str, *, free_transfers: bool, overwrites: bool
+    ) -> None:
         minimizes_time = problem.minimize == Quantity.TIME
         node_costs = None if minimizes_time else problem.energy.coefficients.compute
-        super().__init__(problem, heuristic, node_costs)
+        super().__init__(problem, heuristic, node_costs, overwrites=overwrites)
         self.counts_neighbourhood = heuristic == "full"
         """Whether the cost of a recomputation includes evicted descendants, and the score divides
         by the time since the last use."""

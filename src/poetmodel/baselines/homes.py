@@ -18,7 +18,6 @@ from poetmodel.baselines.registry import METHODS, StateHomes
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
-from poetmodel.heuristics.execution import retry_with_overwrites
 from poetmodel.problem import USER_OBJECTIVE, Problem, Quantity
 from poetmodel.problem.working_graph import make_working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, with_immediate_page_outs
@@ -62,16 +61,37 @@ def use_homes(
 def schedule_with_homes(
     homes: StateHomes,
     problem: Problem,
-    variants: Sequence[Callable[[Problem], Schedule]],
+    variants: Sequence[Callable[..., Schedule]],
     *,
     forward_only: bool = False,
+    may_overwrite: bool = False,
 ) -> Schedule:
     """Return the best schedule of `variants`, which get problems without state.
 
-    Each may be called several times; if none succeeds, all are repeated with permission to
-    overwrite inputs. See `_schedule_with_best_homes` for `StateHomes.EITHER`, and `Method` for
-    `forward_only`.
+    Each may be called several times. With `may_overwrite`, all are repeated with the keyword
+    ``overwrites=True`` if none succeeds: an in-place operator may then overwrite an input that is
+    read later. At first they may not, because they would keep more state in RAM, at a higher cost.
+    See `_schedule_with_best_homes` for `StateHomes.EITHER`, and `Method` for `forward_only`.
     """
+    schedule_variants = partial(_schedule_variants, homes, problem, forward_only=forward_only)
+    try:
+        return schedule_variants(variants)
+    except MethodNotApplicableError as error:
+        if not may_overwrite or not any(problem.graph.shared_bytes_of):
+            raise
+        try:
+            return schedule_variants([partial(variant, overwrites=True) for variant in variants])
+        except MethodNotApplicableError:
+            raise error from None
+
+
+def _schedule_variants(
+    homes: StateHomes,
+    problem: Problem,
+    variants: Sequence[Callable[[Problem], Schedule]],
+    *,
+    forward_only: bool,
+) -> Schedule:
     placed_variants = [
         partial(_schedule_with_resident_state, problem, variant, forward_only=forward_only)
         for variant in variants
@@ -80,9 +100,7 @@ def schedule_with_homes(
         return _schedule_with_best_homes(problem, placed_variants)
     resident = problem.graph.state_tensors if homes == StateHomes.RAM else ()
     attempts = [partial(variant, resident) for variant in placed_variants]
-    if len(attempts) == 1:
-        return retry_with_overwrites(problem.graph, attempts[0])
-    return retry_with_overwrites(problem.graph, partial(select_best_schedule, problem, attempts))
+    return attempts[0]() if len(attempts) == 1 else select_best_schedule(problem, attempts)
 
 
 def _schedule_with_best_homes(
@@ -117,11 +135,7 @@ def _schedule_with_best_homes(
                     for resident in islice(_fill_ram(order, is_feasible), max_attempts):
                         yield partial(schedule_with, index, resident)
 
-    def run_attempts() -> Schedule:
-        feasible.clear()
-        return select_best_schedule(problem, list_attempts())
-
-    return retry_with_overwrites(problem.graph, run_attempts)
+    return select_best_schedule(problem, list_attempts())
 
 
 def _fill_ram(

@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import use_homes_of
+from poetmodel.baselines.homes import schedule_with_homes, use_homes_of
+from poetmodel.baselines.registry import METHODS
 from poetmodel.errors import InputError, MethodNotApplicableError
-from poetmodel.heuristics.execution import FORWARD_PHASES, StagedExecution, may_overwrite_inputs
+from poetmodel.heuristics.execution import FORWARD_PHASES, StagedExecution
 from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-@use_homes_of("lru-paging")
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short; page in tensors that are read.
 
@@ -36,7 +36,17 @@ def lru_paging(problem: Problem) -> Schedule:
     evictions only free it, like a clean page. Tensors without a further user are freed at once.
     Tensors of 0 bytes stay until then. Homes of state are those of `StateHomes.EITHER`.
     """
-    return _LruExecution(problem).execute_stages()
+    return schedule_with_homes(
+        METHODS["lru-paging"].state_homes,
+        problem,
+        (page_least_recently_used,),
+        may_overwrite=True,
+    )
+
+
+def page_least_recently_used(problem: Problem, *, overwrites: bool = False) -> Schedule:
+    """Return the schedule of `lru_paging` for a problem without state."""
+    return _LruExecution(problem, overwrites=overwrites).execute_stages()
 
 
 def offload_all(problem: Problem) -> Schedule:
@@ -203,8 +213,8 @@ def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
 class _LruExecution(StagedExecution):
     """Execution of `lru_paging`: evicts the least recently used tensor."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.graph, problem.usable_ram_bytes)
+    def __init__(self, problem: Problem, *, overwrites: bool) -> None:
+        super().__init__(problem.graph, problem.usable_ram_bytes, overwrites=overwrites)
         self.storage = StorageSpace(problem)
         self.n_steps = 0
         """Number of executed computations."""
@@ -248,31 +258,26 @@ class IdleInterval:
     """Node that reads the tensor after the interval."""
 
 
-def find_idle_intervals(graph: Graph, *, includes_overwritten: bool = False) -> list[IdleInterval]:
+def find_idle_intervals(graph: Graph, *, overwrites: bool = False) -> list[IdleInterval]:
     """Return all intervals between consecutive uses in stages that are not adjacent.
 
-    By tensor, then by stage; the first use is the computation. With `includes_overwritten`,
-    requests permission to overwrite inputs; if it is given, adjacent stages count if the first node
-    can save bytes by overwriting the tensor.
+    By tensor, then by stage; the first use is the computation. With `overwrites`, adjacent stages
+    count if the first node can save bytes by overwriting the tensor.
     """
-    includes_overwritten = includes_overwritten and may_overwrite_inputs()
     return [
         IdleInterval(i, before, after)
         for i, readers in enumerate(graph.users_of)
         for before, after in pairwise((graph.node_of[i], *readers))
-        if after > before + 1 or (includes_overwritten and i in graph.shared_bytes_of[before])
+        if after > before + 1 or (overwrites and i in graph.shared_bytes_of[before])
     ]
 
 
-def relieved_stages(graph: Graph, interval: IdleInterval) -> slice:
+def relieved_stages(graph: Graph, interval: IdleInterval, *, overwrites: bool) -> slice:
     """Return the slice of stages that need less RAM if a tensor is evicted in an interval.
 
-    Stages strictly between both uses, and the first if overwriting is permitted. Registers a
-    request by `may_overwrite_inputs`.
+    Stages strictly between both uses, and with `overwrites` the first if it can save bytes.
     """
-    is_overwritten = (
-        may_overwrite_inputs() and interval.tensor in graph.shared_bytes_of[interval.before]
-    )
+    is_overwritten = overwrites and interval.tensor in graph.shared_bytes_of[interval.before]
     return slice(interval.before + (not is_overwritten), interval.after)
 
 

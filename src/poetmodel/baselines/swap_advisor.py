@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from poetmodel.baselines.engine import select_best_schedule
-from poetmodel.baselines.homes import use_homes_of
+from poetmodel.baselines.homes import schedule_with_homes
 from poetmodel.baselines.paging import (
     IdleInterval,
     execute_evictions,
@@ -16,6 +17,7 @@ from poetmodel.baselines.paging import (
     require_within_budget,
     transfer_costs,
 )
+from poetmodel.baselines.registry import METHODS
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
@@ -39,7 +41,6 @@ Fitness = tuple[int, float, float]
 """Result of `_GeneticSearch._compute_fitness`; smaller is better."""
 
 
-@use_homes_of("swap-advisor")
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search by a genetic algorithm for the set of swaps with minimum cost.
 
@@ -63,13 +64,22 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     or, for all swaps together, by a whole pass. Homes of state are those of
     `StateHomes.EITHER`.
     """
+    return schedule_with_homes(
+        METHODS["swap-advisor"].state_homes,
+        problem,
+        (partial(_search_swaps, seed=seed),),
+        may_overwrite=True,
+    )
+
+
+def _search_swaps(problem: Problem, *, seed: int, overwrites: bool = False) -> Schedule:
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_evictions(problem, {})
     if not problem.can_page:
         raise MethodNotApplicableError("it swaps tensors, and the problem allows no paging")
     overlaps = problem.minimize == Quantity.TIME and problem.is_overlapping
     searches = (
-        _GeneticSearch(problem, seed, hides_transfers=hides_transfers)
+        _GeneticSearch(problem, seed, hides_transfers=hides_transfers, overwrites=overwrites)
         for hides_transfers in ((False, True) if overlaps else (False,))
     )
     return select_best_schedule(problem, (search.find_schedule for search in searches))
@@ -78,11 +88,17 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 class _GeneticSearch:
     """The genetic search over sets of idle intervals in which tensors are evicted.
 
-    Only intervals that relieve a stage above the budget are searched. The constructor requests the
-    permission to overwrite inputs.
+    Only intervals that relieve a stage above the budget are searched.
     """
 
-    def __init__(self, problem: Problem, seed: int, *, hides_transfers: bool = False) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int,
+        *,
+        hides_transfers: bool = False,
+        overwrites: bool = False,
+    ) -> None:
         graph = problem.graph
         self.problem = problem
         self.hides_transfers = hides_transfers
@@ -91,19 +107,19 @@ class _GeneticSearch:
         self.excess = np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
         """RAM of keep-all minus the budget in each stage [B]; negative in stages that fit."""
         n_excess_before = np.concatenate(([0], np.cumsum(self.excess > 0)))
+        relieved = partial(relieved_stages, graph, overwrites=overwrites)
         self.intervals = sorted(
             (
                 interval
-                for interval in find_idle_intervals(graph, includes_overwritten=True)
+                for interval in find_idle_intervals(graph, overwrites=overwrites)
                 if graph.tensor_bytes[interval.tensor]
-                and n_excess_before[interval.after]
-                > n_excess_before[relieved_stages(graph, interval).start]
+                and n_excess_before[interval.after] > n_excess_before[relieved(interval).start]
             ),
             key=lambda interval: (interval.before, interval.tensor),
         )
         tensors = [interval.tensor for interval in self.intervals]
         self.first_stages = np.array(
-            [relieved_stages(graph, interval).start for interval in self.intervals], dtype=np.int64
+            [relieved(interval).start for interval in self.intervals], dtype=np.int64
         )
         self.end_stages = np.array([interval.after for interval in self.intervals], dtype=np.int64)
         self.sizes = np.array([graph.tensor_bytes[i] for i in tensors], dtype=np.int64)

@@ -9,8 +9,6 @@ for the tensors in RAM passes the rule to `retain_tensors`, or the saved tensors
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
@@ -31,59 +29,6 @@ if TYPE_CHECKING:
 
 FORWARD_PHASES: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the nodes of the forward pass."""
-
-
-@dataclass(slots=True)
-class _OverwritePermission:
-    """Permission of the executed method to overwrite inputs that are read later."""
-
-    is_allowed: bool = False
-    is_requested: bool = False
-    """Whether a method has called `may_overwrite_inputs`."""
-
-
-_OVERWRITE_PERMISSION: Final[ContextVar[_OverwritePermission | None]] = ContextVar(
-    "overwrite_permission", default=None
-)
-
-
-def may_overwrite_inputs() -> bool:
-    """Return whether a method may evict an input by overwriting it; register the request.
-
-    False outside of `retry_with_overwrites` and in its first attempt.
-    """
-    permission = _OVERWRITE_PERMISSION.get()
-    if permission is None:
-        return False
-    permission.is_requested = True
-    return permission.is_allowed
-
-
-def retry_with_overwrites(graph: Graph, attempt: Callable[[], Schedule]) -> Schedule:
-    """Execute a method; if it finds no schedule, repeat it with permission to overwrite inputs.
-
-    An in-place operator may then overwrite an input that is read later: the input is evicted after
-    the step. The first attempt has no permission, because a method would use it to keep more state
-    in RAM, at a higher cost. Only methods that requested the permission are repeated, and no inner
-    calls.
-    """
-    permission = _OVERWRITE_PERMISSION.get()
-    if permission is not None or not any(graph.shared_bytes_of):
-        return attempt()
-    permission = _OverwritePermission()
-    token = _OVERWRITE_PERMISSION.set(permission)
-    try:
-        return attempt()
-    except MethodNotApplicableError as error:
-        if not permission.is_requested:
-            raise
-        permission.is_allowed = True
-        try:
-            return attempt()
-        except MethodNotApplicableError:
-            raise error from None
-    finally:
-        _OVERWRITE_PERMISSION.reset(token)
 
 
 class Execution:
@@ -205,11 +150,15 @@ class StagedExecution(Execution):
     """An execution that restores, stage by stage, the missing inputs of the stage.
 
     A stage computes in graph order, each node at most once, so a tensor that a later step of the
-    stage reads must not be evicted: see `evictable_candidates`.
+    stage reads must not be evicted: see `evictable_candidates`. With `overwrites`, an in-place
+    operator may overwrite such an input if it does not fit otherwise.
     """
 
-    def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
+    def __init__(
+        self, graph: Graph, limit_bytes: float = math.inf, *, overwrites: bool = False
+    ) -> None:
         super().__init__(graph, limit_bytes)
+        self.overwrites = overwrites
         self._last_read: dict[int, int] = {}
         """The last step of the stage that reads each tensor."""
         self._overwritten_inputs: set[int] = set()
@@ -294,8 +243,8 @@ class StagedExecution(Execution):
                 self.evict_until_fits(needed_bytes, k)  # raises the error
 
     def _overwritten_victim(self, k: int) -> int | None:
-        """Choose an input that node `k` may evict by overwriting it; registers the request."""
-        if not may_overwrite_inputs():
+        """Choose an input that node `k` evicts by overwriting it; None if not permitted."""
+        if not self.overwrites:
             return None
         self._replaceable_inputs = frozenset(
             i
