@@ -117,9 +117,12 @@ def test_graphs_are_frozen_values(fork):
         ({"inputs": "ab"}, "nodes[0].inputs: expected a list of tensor names, got 'ab'"),
         ({"inputs": (1,)}, "nodes[0].inputs: expected a list of tensor names, got [1]"),
         ({"outputs": None}, "nodes[0].outputs: expected a list of tensors, got nothing"),
-        ({"outputs": ("a",)}, "nodes[0].outputs[0]: expected an object, got 'a'"),
+        ({"outputs": ("a",)}, "nodes[0].outputs[0]: expected a Tensor, got 'a'"),
         ({"outputs": [Tensor(name="a", bytes=1)]}, "nodes[0].outputs: expected a list of tensors"),
-        ({"outputs": ({"name": "a", "bytes": 1},)}, "nodes[0].outputs[0]: expected an object"),
+        (
+            {"outputs": ({"name": "a", "bytes": 1},)},
+            "nodes[0].outputs[0]: expected a Tensor, got an object",
+        ),
         ({"inputs": []}, "nodes[0].inputs: expected a list of tensor names, got a list"),
         ({"workspace_bytes": -1}, "nodes[0].workspace_bytes: expected a whole number of bytes"),
         ({"workspace_bytes": 2**53 + 1}, "from 0 to 2^53, got 9007199254740993"),
@@ -128,6 +131,8 @@ def test_graphs_are_frozen_values(fork):
         ({"bytes_moved": True}, "nodes[0].bytes_moved: expected a whole number of bytes"),
         ({"recomputable": 1}, "nodes[0].recomputable: expected true or false, got 1"),
         ({"on_aux": "no"}, "nodes[0].on_aux: expected true or false, got 'no'"),
+        ({"in_place": "no"}, "nodes[0].in_place: expected an object that maps names of outputs"),
+        ({"in_place": (("t", "a"), ("t", "b"))}, "nodes[0].in_place: expected an object that maps"),
     ],
 )
 def test_each_attribute_of_a_node_is_checked(changes, message):
@@ -167,8 +172,8 @@ def test_sizes_are_whole_bytes(size):
         ({"parameters": -1}, "parameters: expected an integer from 0"),
         ({"forward_macs": 1e9}, "forward_macs: expected an integer from 0"),
         ({"nodes": ()}, "nodes: expected at least 1 node, got 0"),
-        ({"nodes": ("a",)}, "nodes[0]: expected an object, got 'a'"),
-        ({"nodes": ({"name": "a"},)}, "nodes[0]: expected an object, got a list"),
+        ({"nodes": ("a",)}, "nodes[0]: expected a Node, got 'a'"),
+        ({"nodes": ({"name": "a"},)}, "nodes[0]: expected a Node, got an object"),
     ],
 )
 def test_each_attribute_of_a_graph_is_checked(attributes, message):

@@ -102,61 +102,28 @@ def render_document(document: Mapping[str, Any]) -> str:
     return "{" + ",\n ".join(head) + f',\n "nodes": [\n{lines}\n]}}\n'
 
 
-def node_to_dict(node: object, *, defaults: bool) -> object:
-    """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`.
-
-    Values of wrong types stay invalid in the entry, so that `value_faults` reports them.
-    """
-    if not isinstance(node, Node):
-        return _refused_value(node)
-    phase: object = node.phase
-    inputs: object = node.inputs
-    outputs: object = node.outputs
+def node_to_dict(node: Node, *, defaults: bool) -> dict[str, Any]:
+    """Return a node's entry in a graph file; see `Graph.to_dict` for `defaults`."""
     item: dict[str, Any] = {
         "name": node.name,
         "op": node.op,
-        "phase": str(phase) if isinstance(phase, str) else phase,
-        "inputs": list(inputs) if isinstance(inputs, tuple) else _refused_value(inputs),
+        "phase": str(node.phase),
+        "inputs": list(node.inputs),
     }
-    if not isinstance(outputs, tuple):
-        item["outputs"] = _refused_value(outputs)
-    elif len(outputs) == 1 and _has_only_size(node, outputs[0]):
-        item["output_bytes"] = outputs[0].bytes
+    if node.has_one_size:
+        item["output_bytes"] = node.outputs[0].bytes
     else:
-        item["outputs"] = [
-            _tensor_to_dict(output) if isinstance(output, Tensor) else _refused_value(output)
-            for output in outputs
-        ]
-    if node.in_place != ():
-        item["in_place"] = _in_place_to_dict(node.in_place)
+        item["outputs"] = [_tensor_to_dict(output) for output in node.outputs]
+    if node.in_place:
+        item["in_place"] = dict(node.in_place)
     if node.is_state:
         return item | optional_keys(node, STATE_DEFAULTS, defaults=False)
     return item | optional_keys(node, _NODE_DEFAULTS, defaults=defaults)
 
 
-def _has_only_size(node: Node, output: object) -> bool:
-    """Return whether ``output_bytes`` describes this output completely."""
-    return isinstance(output, Tensor) and output.name == node.name and output.replaces is None
-
-
 def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
     item: dict[str, Any] = {"name": tensor.name, "bytes": tensor.bytes}
     return item if tensor.replaces is None else item | {"replaces": tensor.replaces}
-
-
-def _in_place_to_dict(pairs: object) -> object:
-    """Return (output, input) pairs as a dict from outputs to inputs; others stay invalid."""
-    if not isinstance(pairs, tuple) or not all(
-        isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
-    ):
-        return _refused_value(pairs) if isinstance(pairs, list | dict) else (pairs,)
-    input_of_output = dict(pairs)
-    return input_of_output if len(input_of_output) == len(pairs) else pairs
-
-
-def _refused_value(value: object) -> object:
-    """Return an invalid value as a type that validation refuses: list and dict become a tuple."""
-    return tuple(value) if isinstance(value, list | dict) else value
 
 
 def optional_keys(

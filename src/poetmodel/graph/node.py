@@ -79,7 +79,7 @@ class Node:
         if isinstance(pairs, Mapping):
             pairs = tuple(pairs.items())
         # Other values stay unchanged, so that validation reports them.
-        if isinstance(pairs, tuple) and all(map(_is_pair_of_names, pairs)):
+        if isinstance(pairs, tuple) and all(map(is_pair_of_names, pairs)):
             object.__setattr__(self, "in_place", tuple(sorted(pairs)))
         if self.is_state and self.recomputable is True:
             object.__setattr__(self, "recomputable", False)
@@ -95,11 +95,19 @@ class Node:
 
         It does if the node holds state, makes a replacement of state, or has in-place pairs.
         """
-        if self.is_state or self.in_place != ():
-            return True
-        outputs: object = self.outputs
-        return isinstance(outputs, tuple) and any(
-            isinstance(tensor, Tensor) and tensor.replaces is not None for tensor in outputs
+        return (
+            self.is_state
+            or self.in_place != ()
+            or any(tensor.replaces is not None for tensor in self.outputs)
+        )
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether ``output_bytes`` in a graph file describes the outputs completely."""
+        return (
+            len(self.outputs) == 1
+            and self.outputs[0].name == self.name
+            and self.outputs[0].replaces is None
         )
 
     def __repr__(self) -> str:
@@ -112,7 +120,8 @@ class Node:
         return sum(tensor.bytes for tensor in self.outputs)
 
 
-def _is_pair_of_names(pair: object) -> bool:
+def is_pair_of_names(pair: object) -> bool:
+    """Return whether a value is a pair of strings."""
     match pair:
         case (str(), str()):
             return isinstance(pair, tuple)

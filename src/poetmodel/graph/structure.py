@@ -12,7 +12,6 @@ from poetmodel.errors import GraphError, quote
 from poetmodel.graph.conversion import digraph_to_dict, to_networkx
 from poetmodel.graph.io import (
     FORMAT,
-    VERSIONS,
     canonical_json,
     graph_defaults,
     node_to_dict,
@@ -21,8 +20,7 @@ from poetmodel.graph.io import (
     read_document,
     write_document,
 )
-from poetmodel.graph.node import Node
-from poetmodel.graph.validation import structure_faults, value_faults
+from poetmodel.graph.validation import field_faults, structure_faults
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     import networkx
 
-    from poetmodel.graph.node import Tensor
+    from poetmodel.graph.node import Node, Tensor
 
 INT8_FRONT: Final = "int8 front: exact against its definition, not against float"
 """Label of results of a network whose first layers are quantized."""
@@ -91,7 +89,8 @@ class Graph:
 
     def __post_init__(self) -> None:
         self._freeze()
-        faults = value_faults(self.to_dict(defaults=True)) or structure_faults(self.nodes)
+        faults = field_faults(self, self.nodes, self.resident_bytes)
+        faults = faults or structure_faults(self.nodes)
         if faults:
             raise GraphError(faults)
 
@@ -415,17 +414,11 @@ class Graph:
         only the defaults there. The content has only JSON types and shares no mutable object with
         the graph.
         """
-        nodes: tuple[object, ...] = self.nodes  # Not validated yet if called by __post_init__.
-        needs_version_2 = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
-        document: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSIONS[needs_version_2],
-            "name": self.name,
-        }
+        document: dict[str, Any] = {"format": FORMAT, "version": self.version, "name": self.name}
         document |= optional_keys(self, graph_defaults(type(self)), defaults=defaults)
         if "resident_bytes" in document:
             document["resident_bytes"] = dict(self.resident_bytes)
-        document["nodes"] = [node_to_dict(node, defaults=defaults) for node in nodes]
+        document["nodes"] = [node_to_dict(node, defaults=defaults) for node in self.nodes]
         return document
 
     def save(self, path: str | Path) -> None:

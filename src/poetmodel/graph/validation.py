@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import quote
 from poetmodel.files import format_location, unknown_key_message
-from poetmodel.graph.node import Phase
+from poetmodel.graph.node import Node, Phase, Tensor, is_pair_of_names
 from poetmodel.headers import WRITTEN_BY, describe_writer
 from poetmodel.units import MAX_BYTES
 
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 
     import networkx
 
-    from poetmodel.graph.node import Node, Tensor
-
 
 class _Rule(NamedTuple):
     """Condition on the value of a key, with a description of valid values for messages."""
 
     accepts: Callable[[Any], bool]
     expected: str
+    show: Callable[[Any], str] = quote
+    """Formats an invalid value."""
+
+    def fault(self, value: object) -> str | None:
+        """Return a message if `value` is invalid."""
+        if not self.accepts(value):
+            return f"expected {self.expected}, got {self.show(value)}"
+        if self is _NAME and _SURROGATE.search(str(value)):
+            return f"expected characters that UTF-8 can encode, got {quote(value)}"
+        return None
 
 
 def _integer_rule(minimum: int, maximum: int, expected: str) -> _Rule:
@@ -42,13 +50,22 @@ _SIZE: Final = _integer_rule(0, MAX_BYTES, "a whole number of bytes from 0 to 2^
 _COUNT: Final = _integer_rule(0, 10**18, "an integer from 0 to 10^18")
 _FLAG: Final = _Rule(lambda value: isinstance(value, bool), "true or false")
 _OBJECT: Final = _Rule(lambda value: isinstance(value, dict), "an object")
+_PHASES: Final = frozenset(Phase)
 _PHASE: Final = _Rule(
-    lambda value: isinstance(value, str) and value in frozenset(Phase), f"one of {', '.join(Phase)}"
+    lambda value: isinstance(value, str) and value in _PHASES, f"one of {', '.join(Phase)}"
 )
-_NAMES: Final = _Rule(
-    lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    "a list of tensor names",
-)
+
+
+def _names_rule(sequence: type[list[Any] | tuple[Any, ...]]) -> _Rule:
+    """Return the rule of a list of names, which is a tuple in a `Node`."""
+    return _Rule(
+        lambda value: isinstance(value, sequence) and all(isinstance(name, str) for name in value),
+        "a list of tensor names",
+        lambda value: (
+            f"[{', '.join(map(quote, value))}]" if isinstance(value, sequence) else quote(value)
+        ),
+    )
+
 
 _PAIRS: Final = _Rule(
     lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value.values()),
@@ -60,7 +77,7 @@ _NODE_KEYS: Final = {
     "name": _NAME,
     "op": _NAME,
     "phase": _PHASE,
-    "inputs": _NAMES,
+    "inputs": _names_rule(list),
     "output_bytes": _SIZE,
     "outputs": _Rule(lambda value: isinstance(value, list), "a list of tensors"),
     "workspace_bytes": _SIZE,
@@ -71,6 +88,27 @@ _NODE_KEYS: Final = {
     "instructions": _COUNT,
     "in_place": _PAIRS,
 }
+_NODE_HEAD: Final = {key: _NODE_KEYS[key] for key in ("name", "op", "phase")} | {
+    "inputs": _names_rule(tuple)
+}
+_OUTPUTS: Final = _NODE_KEYS["outputs"]._replace(accepts=lambda value: isinstance(value, tuple))
+_NODE_TAIL: Final = {
+    key: _NODE_KEYS[key]
+    for key in ("workspace_bytes", "flops", "recomputable", "on_aux", "bytes_moved", "instructions")
+} | {
+    "in_place": _PAIRS._replace(
+        accepts=lambda value: (
+            isinstance(value, tuple)
+            and all(map(is_pair_of_names, value))
+            and len(dict(value)) == len(value)
+        )
+    )
+}
+"""Rules of the fields of a `Node` before and after its outputs."""
+_MAY_BE_NONE: Final = dict.fromkeys(
+    ("bytes_moved", "instructions", "replaces", "parameters", "forward_macs", "kernels")
+)
+"""Fields that may be None."""
 _RESIDENT_KEYS: Final = dict.fromkeys(("parameters", "gradients", "optimizer"), _SIZE)
 GRAPH_KEYS: Final = {
     "format": _NAME,
@@ -86,6 +124,10 @@ GRAPH_KEYS: Final = {
     "nodes": _Rule(lambda value: isinstance(value, list), "a list"),
 }
 """Rules of the keys at the top level of a graph file."""
+_GRAPH_FIELDS: Final = {
+    key: GRAPH_KEYS[key]
+    for key in ("name", "batch_size", "dtype", "parameters", "forward_macs", "kernels")
+}
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 """Characters that UTF-8 cannot encode."""
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
@@ -136,14 +178,67 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
     for key, rule in rules.items():
         if key not in item and key not in _REQUIRED:
             continue
-        value = item.get(key)
-        if not rule.accepts(value):
-            value_text = quote(value)
-            if rule is _NAMES and isinstance(value, list):
-                value_text = f"[{', '.join(map(quote, value))}]"
-            yield (key,), f"expected {rule.expected}, got {value_text}"
-        elif rule is _NAME and _SURROGATE.search(str(value)):
-            yield (key,), f"expected characters that UTF-8 can encode, got {quote(value)}"
+        if (message := rule.fault(item.get(key))) is not None:
+            yield (key,), message
+
+
+def field_faults(
+    graph: object, nodes: Sequence[object], resident_bytes: Mapping[str, object]
+) -> list[str]:
+    """Return a message for each invalid value of a `Graph`, as `value_faults` does for its file."""
+    faults = [
+        f"{key}: {message}"
+        for key, message in _attribute_faults(graph, _GRAPH_FIELDS, _MAY_BE_NONE)
+    ]
+    faults += [
+        f"{format_location(('resident_bytes', *path))}: {message}"
+        for path, message in _key_faults(dict(resident_bytes), _RESIDENT_KEYS)
+    ]
+    for k, node in enumerate(nodes):
+        if not isinstance(node, Node):
+            faults.append(f"nodes[{k}]: expected a Node, got {quote(node)}")
+            continue
+        for path, message in _node_field_faults(node):
+            name: object = node.name
+            label = f" ({quote(name)})" if isinstance(name, str) else ""
+            faults.append(f"nodes[{k}]{label}.{path}: {message}")
+    return faults
+
+
+def _node_field_faults(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield (location, message) for each invalid value of a node."""
+    outputs: object = node.outputs
+    tensors: tuple[object, ...] = outputs if isinstance(outputs, tuple) else ()
+    has_one_size = len(tensors) == 1 and isinstance(tensors[0], Tensor) and node.has_one_size
+    yield from _attribute_faults(node, _NODE_HEAD, {})
+    size_key, size_rule, value = (
+        ("output_bytes", _SIZE, node.outputs[0].bytes)
+        if has_one_size
+        else ("outputs", _OUTPUTS, outputs)
+    )
+    if (message := size_rule.fault(value)) is not None:
+        yield size_key, message
+    yield from _attribute_faults(
+        node, _NODE_TAIL, STATE_DEFAULTS if node.is_state else _MAY_BE_NONE
+    )
+    for j, tensor in enumerate(() if has_one_size else tensors):
+        if not isinstance(tensor, Tensor):
+            yield f"outputs[{j}]", f"expected a Tensor, got {quote(tensor)}"
+            continue
+        for key, message in _attribute_faults(tensor, _TENSOR_KEYS, _MAY_BE_NONE):
+            yield f"outputs[{j}].{key}", message
+
+
+def _attribute_faults(
+    owner: object, rules: Mapping[str, _Rule], defaults: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, message) for each invalid attribute that is not equal to its default."""
+    for key, rule in rules.items():
+        value = getattr(owner, key)
+        if key in defaults and value == defaults[key]:
+            continue
+        if (message := rule.fault(value)) is not None:
+            yield key, message
 
 
 def structure_faults(nodes: Sequence[Node], *, version: int = 2) -> list[str]:
