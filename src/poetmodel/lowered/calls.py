@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 from poetmodel.lowered.kernels import find_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 WORKSPACE: Final = "@workspace"
 """The buffer name that represents the workspace of the calling node."""
@@ -151,6 +151,25 @@ class ConvolutionSizes(NamedTuple):
         """Input and output size, window, stride, padding, dilation of each axis, vertical first."""
         spatial = self[1:3] + self[4:14]
         return spatial[::2], spatial[1::2]
+
+
+def max_pool_window_bounds(
+    size: int, output_size: int, window_size: int, stride: int, padding: int, dilation: int
+) -> list[tuple[int, int]]:
+    """Return begin and end of each output's window along one dimension of an image.
+
+    Begin is the first element in the image, in steps of `dilation`; end is at most `size`. A window
+    that contains only padding has no element: its end is not above its begin.
+    """
+    starts = [k * stride - padding for k in range(output_size)]
+    ends = [min(start + (window_size - 1) * dilation + 1, size) for start in starts]
+    first_elements = [start + max(0, -(start // dilation)) * dilation for start in starts]
+    return list(zip(first_elements, ends, strict=True))
+
+
+def flatten_windows(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the numbers of all windows as one tuple."""
+    return tuple(number for window in windows for number in window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,3 +7,7 @@ forward pass are the definition, which the C kernels match byte for byte. Float 
 PyTorch's reference of a quantized network, only approximate the results. Gradients are float32: see
 `poetmodel.torch.int8.gradients`.
 """
+
+from poetmodel.torch.int8 import patterns, pools, products, sums  # they register their operators
+
+__all__ = ["patterns", "pools", "products", "sums"]

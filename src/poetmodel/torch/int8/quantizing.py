@@ -17,9 +17,9 @@ from poetmodel.errors import InputError, join_names, quote
 from poetmodel.torch.errors import convert_exceptions, require_package, suppress_warnings
 from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
-from poetmodel.torch.int8.patterns import PATTERNS
 from poetmodel.torch.int8.reader import Training
 from poetmodel.torch.int8.reading import check_operators, convert_front, is_converted
+from poetmodel.torch.int8.registry import PATTERNS
 from poetmodel.torch.int8.training import ROUNDINGS
 
 if TYPE_CHECKING:

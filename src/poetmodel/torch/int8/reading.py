@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import fx, nn
 
-from poetmodel.torch.int8.patterns import PATTERNS
 from poetmodel.torch.int8.reader import Reader, Training, is_quantizing
+from poetmodel.torch.int8.registry import PATTERNS
 
 if TYPE_CHECKING:
     from poetmodel.torch.int8.front import QuantizedFront

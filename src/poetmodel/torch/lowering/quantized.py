@@ -1,19 +1,22 @@
-"""Lowerings of int8 layers: forward pass, backward pass and updates of weights."""
+"""Lowerings of int8 conversions, of the backward pass of int8 layers, and of updates of weights."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from poetmodel.lowered.calls import ConvolutionSizes
 from poetmodel.torch.int8.operators import DEPTHWISE_NDIM, find_operator
+from poetmodel.torch.int8.products import convolution_sizes
+from poetmodel.torch.int8.registry import LOWERINGS
 from poetmodel.torch.lowering.operands import fill, lowers, make_contiguous
-from poetmodel.torch.lowering.spatial import flatten_windows, max_pool_window_bounds
 from poetmodel.torch.lowering.updates import accumulate_gradient, lower_gradient
 from poetmodel.torch.step.updates import QuantizedUpdate
 
 if TYPE_CHECKING:
-    from poetmodel.torch.lowering.operands import Lowering, StridedView
+    from poetmodel.torch.lowering.operands import Lowering
+
+for name, lower in LOWERINGS.items():
+    lowers(find_operator(name))(lower)
 
 
 @lowers(find_operator("quantize"))
@@ -28,57 +31,6 @@ def _lower_dequantize(op: Lowering) -> None:
     batch, channels, plane_elements = _batch_sizes(x.shape, -1)
     sizes = (batch, channels, plane_elements, channels)
     op.call("pm_q8_dequantize", op.output(), x, *sizes, *op.args[1:])
-
-
-@lowers(find_operator("pointwise"))
-def _lower_pointwise(op: Lowering) -> None:
-    x, *constants = map(op.value, op.args[:5])
-    pixels = math.prod(x.shape[:-1])
-    output_channels, channels = constants[0].shape
-    sizes = (pixels, channels, output_channels, output_channels)
-    op.call("pm_q8_pointwise", op.output(), x, *constants, *sizes, *op.args[5:])
-
-
-@lowers(find_operator("depthwise"), find_operator("conv2d"))
-def _lower_convolution(op: Lowering) -> None:
-    """Lower an int8 convolution; a depthwise one has its own kernel."""
-    x, weight, *constants = map(op.value, op.args[:5])
-    out = op.output()
-    stride, padding, dilation, *last_arguments = op.args[5:]
-    is_depthwise = op.node.target is find_operator("depthwise")
-    groups = out.shape[3] if is_depthwise else last_arguments.pop(0)
-    window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
-    sizes = _convolution_sizes(x, out, window, stride, padding, dilation, groups)
-    kernel = "pm_q8_depthwise" if is_depthwise else "pm_q8_conv2d"
-    op.call(kernel, out, x, weight, *constants, sizes, x.shape[0], out.shape[3], *last_arguments)
-
-
-@lowers(find_operator("add"))
-def _lower_add(op: Lowering) -> None:
-    a, b = map(op.value, op.args[:2])
-    op.can_overwrite_operand = True
-    op.call("pm_q8_add", op.output(), a, b, a.elements, *op.args[2:])
-
-
-@lowers(find_operator("average"))
-def _lower_average(op: Lowering) -> None:
-    """Lower int8 means of windows; means of one element each may overwrite the operand."""
-    x, out = op.value(op.args[0]), op.output()
-    window, stride, padding, factor, *constants = op.args[1:]
-    window_bounds = _window_bounds(x, out, window, stride, padding, (1, 1))
-    zero_x, *rounding = constants
-    op.can_overwrite_operand = tuple(window) == (1, 1)
-    op.call(
-        "pm_q8_average", out, x, *window_bounds, *_pool_sizes(out, x), zero_x, factor, *rounding
-    )
-
-
-@lowers(find_operator("maximum"))
-def _lower_maximum(op: Lowering) -> None:
-    x, out = op.value(op.args[0]), op.output()
-    window, stride, padding, dilation = op.args[1:]
-    window_bounds = _window_bounds(x, out, window, stride, padding, dilation)
-    op.call("pm_q8_maximum", out, x, *window_bounds, *_pool_sizes(out, x), *dilation)
 
 
 # -- gradients -------------------------------------------------------------------------------------
@@ -135,7 +87,7 @@ def _lower_convolution_input_gradient(op: Lowering) -> None:
     out, (_, *window_arguments) = op.output(), op.args[3:]
     is_depthwise = len(weight.shape) == DEPTHWISE_NDIM
     window = weight.shape[:2] if is_depthwise else weight.shape[1:3]
-    sizes = _convolution_sizes(out, gradient, window, *window_arguments)
+    sizes = convolution_sizes(out, gradient, window, *window_arguments)
     channels, output_channels = out.shape[3], gradient.shape[3]
     kernel_constants = (
         (channels,) if is_depthwise else (channels, output_channels, channels, output_channels, 0)
@@ -151,7 +103,7 @@ def _lower_convolution_weight_gradient(op: Lowering) -> None:
     scale_x, zero_x, window, stride, padding, dilation, *stated_groups = op.args[2:]
     is_depthwise = op.node.target is find_operator("depthwise_weight_gradient")
     groups = x.shape[3] if is_depthwise else stated_groups[0]
-    sizes = _convolution_sizes(x, gradient, window, stride, padding, dilation, groups)
+    sizes = convolution_sizes(x, gradient, window, stride, padding, dilation, groups)
     kernel = "pm_q8_depthwise_dw" if is_depthwise else "pm_q8_conv2d_dw"
     out = op.output()
     result_count = x.shape[3] if is_depthwise else out.elements
@@ -162,7 +114,7 @@ def _lower_convolution_weight_gradient(op: Lowering) -> None:
 def _lower_average_gradient(op: Lowering) -> None:
     gradient, out = op.value(op.args[0]), op.output()
     window, stride, padding = op.args[2:]
-    sizes = _convolution_sizes(out, gradient, window, stride, padding, (1, 1), out.shape[3])
+    sizes = convolution_sizes(out, gradient, window, stride, padding, (1, 1), out.shape[3])
     op.call("pm_q8_average_dx", out, gradient, sizes, out.shape[0], out.shape[3])
 
 
@@ -170,7 +122,7 @@ def _lower_average_gradient(op: Lowering) -> None:
 def _lower_maximum_gradient(op: Lowering) -> None:
     gradient, x, y = map(op.value, op.args[:3])
     window, stride, padding, dilation = op.args[3:]
-    sizes = _convolution_sizes(x, y, window, stride, padding, dilation, x.shape[3])
+    sizes = convolution_sizes(x, y, window, stride, padding, dilation, x.shape[3])
     counts = (x.shape[0], *[x.shape[3]] * 3)
     op.call("pm_q8_maximum_dx", op.output(), gradient, x, y, sizes, *counts)
 
@@ -216,16 +168,6 @@ def _lower_quantized_update(op: Lowering) -> None:
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def _convolution_sizes(
-    x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any,
-    groups: int,
-) -> tuple[int, ...]:  # fmt: skip
-    """Return the `ConvolutionSizes` of a convolution or pool (channels last), without the batch."""
-    window_sizes = (*window, *stride, *padding[::2], *dilation, groups)
-    size_list = (*_image_sizes(x), *_image_sizes(out), *window_sizes)
-    return tuple(ConvolutionSizes(*size_list))
-
-
 def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, int, int]:
     """Return the number of images in a batch, their channels, and the elements of a channel."""
     if len(shape) == 1:
@@ -236,33 +178,3 @@ def _batch_sizes(shape: tuple[int, ...], channel_dimension: int) -> tuple[int, i
         shape[channel_dimension],
         image_elements // max(1, shape[channel_dimension]),
     )
-
-
-def _image_sizes(view: StridedView) -> tuple[int, ...]:
-    """Return channels, rows and columns."""
-    return view.shape[3], view.shape[1], view.shape[2]
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return batch, height, width and channels; height and width are 1 for a batch of rows."""
-    batch, *height_and_width, channels = shape
-    height, width = height_and_width or (1, 1)
-    return batch, height, width, channels
-
-
-def _pool_sizes(out: StridedView, x: StridedView) -> tuple[int, ...]:
-    """Return the size arguments of a pool: sizes of output and input, and strides of pixels."""
-    batch, height, width, channels = _image_shape(out.shape)
-    return batch, channels, height, width, *_image_shape(x.shape)[1:3], channels, channels
-
-
-def _window_bounds(
-    x: StridedView, out: StridedView, window: Any, stride: Any, padding: Any, dilation: Any
-) -> list[tuple[int, ...]]:
-    """Return begin and end of each window, clipped to the image, along rows and along columns."""
-    dimensions = zip(
-        _image_shape(x.shape)[1:3], _image_shape(out.shape)[1:3], window, stride, padding[::2],
-        dilation,
-        strict=True,
-    )  # fmt: skip
-    return [flatten_windows(max_pool_window_bounds(*numbers)) for numbers in dimensions]

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from poetmodel.lowered.calls import ConvolutionSizes
+from poetmodel.lowered.calls import (
+    ConvolutionSizes,
+    flatten_windows,
+    max_pool_window_bounds,
+)
 from poetmodel.torch.lowering.operands import copy, fill, lowers, plane_layout, slice_view
 
 if TYPE_CHECKING:
@@ -329,29 +333,10 @@ def _adaptive_window_bounds(size: int, output_size: int) -> list[tuple[int, int,
     return [(start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def max_pool_window_bounds(
-    size: int, output_size: int, window_size: int, stride: int, padding: int, dilation: int
-) -> list[tuple[int, int]]:
-    """Return begin and end of each output's window along one dimension of an image.
-
-    Begin is the first element in the image, in steps of `dilation`; end is at most `size`. A window
-    that contains only padding has no element: its end is not above its begin.
-    """
-    starts = [k * stride - padding for k in range(output_size)]
-    ends = [min(start + (window_size - 1) * dilation + 1, size) for start in starts]
-    first_elements = [start + max(0, -(start // dilation)) * dilation for start in starts]
-    return list(zip(first_elements, ends, strict=True))
-
-
 def _to_pair(argument: Any) -> list[int]:
     """Return the numbers for rows and columns; [] for a stride that the call omits."""
     numbers = [argument] if isinstance(argument, int) else list(argument)
     return numbers * 2 if len(numbers) == 1 else numbers
-
-
-def flatten_windows(windows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the numbers of all windows as one tuple."""
-    return tuple(number for window in windows for number in window)
 
 
 # -- resampling, padding -----------------------------------------------------------------------
