@@ -749,21 +749,30 @@ def load_models() -> pd.DataFrame:
     """Return the tested models of other libraries with their results."""
     models = load_frame("coverage")
     models = models[models.status.isin(["works", "as captured", "differs", "refused"])]
-    is_within = [
-        is_missing(result) or (result["equal"] and result["within"])
-        for result in models.budget.tolist()
-    ]
+    lines = models.line if "line" in models else pd.Series(None, models.index, dtype=object)
+    works_after_line = [not is_missing(line) and _is_working(line) for line in lines.tolist()]
     back_end = [
         None if is_missing(result) else result["status"] for result in models.back_end.tolist()
     ]
     return models.assign(
         library=models.name.str.split().str[0],
-        works=(models.status == "works")
-        & (models.other == "works")
-        & pd.Series(is_within, models.index),
+        works=[_is_working(record) for record in models.to_dict("records")],
+        works_after_line=works_after_line,
+        line=[
+            line["text"] if works else ""
+            for line, works in zip(lines.tolist(), works_after_line, strict=True)
+        ],
         refused=models.status == "refused",
         back_end_status=back_end,
     )
+
+
+def _is_working(record: Mapping[str, Any]) -> bool:
+    """Return whether bits are those of eager on both batches, and in a smaller budget if any."""
+    if record["status"] != "works" or record["other"] != "works":
+        return False
+    budget = record["budget"]
+    return is_missing(budget) or (budget["equal"] and budget["within"])
 
 
 def tabulate_libraries() -> str:
@@ -773,13 +782,15 @@ def tabulate_libraries() -> str:
             str(library),
             str(len(group)),
             str(int(group.works.sum())),
-            str(int(group.refused.sum())),
+            str(int(group.works_after_line.sum())),
+            str(int((group.refused & ~group.works_after_line).sum())),
             str(int((group.back_end_status == "works").sum())),
         )
         for library, group in load_models().groupby("library", sort=False)
     ]
     return format_table(
-        lines, ("library", "tried", "eager's bits", "refused", "with `pmt.backend`")
+        lines,
+        ("library", "tried", "eager's bits", "after a line", "refused", "with `pmt.backend`"),
     )
 
 

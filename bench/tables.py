@@ -168,7 +168,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 _GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status", "seconds",
                 "gap", "overhead_ratio", "columns_", "rows_", "first_schedule_s",
                 "memory_bytes"]  # fmt: skip
-_MODELS: Final = ["name", "library_version", "status", "nodes", "back_end_status", "reason"]
+_MODELS: Final = ["name", "library_version", "status", "nodes", "back_end_status", "reason",
+                  "line"]  # fmt: skip
 
 CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
     "methods": solves.summarize_methods_by_kind,
@@ -299,6 +300,7 @@ def _quote_boards() -> dict[str, str]:
         ratios = [program["aifes"][field] / program["keep_all"][field] for program in programs]
         return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
+    models = steps.load_models()
     cmsis_ratios = [row["ours"] / row["theirs"] for row in steps.load_cmsis_nn_rows()]
     return {
         "cmsis_least": f"{min(cmsis_ratios):.0%}".rstrip("%"),
@@ -314,6 +316,9 @@ def _quote_boards() -> dict[str, str]:
         "kernel_worst": f"{nodes.per_mac.max():.2f}",
         "aifes_instructions": format_ratios("instructions"),
         "aifes_ram": format_ratios("ram_bytes"),
-        "models": format_integer(len(steps.load_models())),
-        "models_work": format_integer(steps.load_models().works.sum()),
+        "models": format_integer(len(models)),
+        "models_work": format_integer(models.works.sum()),
+        "models_after_line": format_integer(models.works_after_line.sum()),
+        "models_refused": format_integer((models.refused & ~models.works_after_line).sum()),
+        "models_back_end": format_integer((models.back_end_status == "works").sum()),
     }

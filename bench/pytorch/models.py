@@ -308,13 +308,6 @@ TRIALS: Final[dict[str, Make]] = {
 """Constructor of each trial, by library and name."""
 
 
-def _set_no_gradient(trial: Trial) -> None:
-    """Let a speech model not set ``requires_grad`` in its forward pass."""
-    for module in trial.model.modules():
-        if hasattr(module, "_requires_grad"):
-            module._requires_grad = False  # noqa: SLF001 - the line that the refusal states
-
-
 def _call_once(trial: Trial) -> None:
     """Execute a forward pass in eager mode."""
     trial.model(**trial.inputs[0])
@@ -322,9 +315,5 @@ def _call_once(trial: Trial) -> None:
 
 LINES: Final[dict[str, tuple[str, Callable[[Trial], None]]]] = {
     "transformers Segformer": ("model(**batch)", _call_once),
-    **dict.fromkeys(
-        [f"transformers {name}, no SpecAugment, no layerdrop" for name in ("Wav2Vec2", "HuBERT")],
-        ("feature_extractor._requires_grad = False", _set_no_gradient),
-    ),
 }
 """By trial: the line before `compile` that a refusal states, and a function that executes it."""

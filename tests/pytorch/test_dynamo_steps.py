@@ -373,10 +373,34 @@ def test_backward_hooks_of_modules_are_refused(kind):
         compile_keep_all(model, None, rows())
 
 
-def test_an_array_that_cannot_be_guarded_is_refused():
-    """TorchDynamo fails on its length; the message names a remedy."""
-    numpy = pytest.importorskip("numpy")
-    model = Model(lambda m, y, _: y * len(m.array))
-    model.array = numpy.ones(2)
-    with pytest.raises(pmt.CaptureError, match=r"NumPy array.*; make it a tensor, or a tuple"):
+def with_gradient(model, y, x):
+    """Multiply by a tensor of the forward pass that gets a gradient of its own."""
+    model.leaf = leaf = x.square()
+    leaf.requires_grad = True
+    model.leaf = None if model.scale == 1 else leaf
+    return y * leaf
+
+
+def test_requires_grad_may_be_set_of_tensors_that_are_not_kept():
+    """As speech models do; nobody reads the gradient. One that forward stores is refused."""
+    model = Model(with_gradient)
+    assert find_differences(compile_keep_all(model, None, rows()), model, None, rows()) == []
+    model = Model(with_gradient)
+    model.scale = 2.0
+    with pytest.raises(
+        pmt.CaptureError, match=r"stores a tensor, made at .*x\.square\(\).*gradient"
+    ):
         compile_keep_all(model, None, rows())
+    model = Model(lambda _, y, x: setattr(x, "requires_grad", True) or y)
+    with pytest.raises(pmt.CaptureError, match=r"sets requires_grad .*set it before the step"):
+        compile_keep_all(model, None, rows())
+
+
+def test_a_reset_of_the_compiler_is_named():
+    """It discards TorchDynamo's captures."""
+    model = nn.Linear(4, 4)
+    own = model, nn.functional.mse_loss, (torch.randn(2, 4), torch.randn(2, 4))
+    step = compile_keep_all(*own)
+    torch.compiler.reset()
+    with pytest.raises(pmt.CaptureError, match=r"reset\(\) has discarded the captures.*compile"):
+        step(*own[2])

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -323,6 +324,18 @@ def test_no_change_goes_unnoticed(change):
     change(model)
     with suppress(pmt.CaptureError):
         assert not guards.hold(flat)
+
+
+def test_further_guards_of_python_values_are_those_of_the_caller():
+    """A text for each value that has changed, in a capture with them."""
+    changed = []
+    own = row_step(nn.Linear(4, 4))
+    joint = replace(pmt.capture(*own), python_guards=lambda: changed)
+    guards, flat = Guards(joint), joint.flat_inputs(own[2])
+    assert guards.hold(flat)
+    changed.append("the season was summer and is autumn")
+    assert not guards.hold(flat)
+    assert list(guards.differences(flat)) == changed
 
 
 def test_training_changes_nothing_that_a_step_assumes():

@@ -578,7 +578,7 @@ def test_equal_numbers_of_another_type_are_others(before, after):
 # -- what cannot be guarded ------------------------------------------------------------------------
 UNGUARDED = {
     "iterator": (
-        attribute("numbers", iter([1.0] * 9)), lambda m: next(m.numbers), "does not support next"
+        attribute("numbers", iter([1.0] * 9)), lambda m: next(m.numbers), "support next|__next__"
     ),
     "array": (
         attribute("numbers", numpy.ones(2)), lambda m: float(m.numbers[0]), "number that is read"
@@ -600,11 +600,17 @@ def test_what_cannot_be_guarded_is_refused(name):
         pmt.capture(Reading(prepare, read), None, (torch.randn(3, 4), torch.randn(3, 4)))
 
 
-def test_an_array_whose_length_is_read_is_refused():
-    """TorchDynamo fails on it; the message names the remedy."""
+def test_an_array_whose_length_is_read_is_guarded_or_refused():
+    """PyTorch 2.9 guards it; later releases fail on it, and the message names the remedy."""
     model = Reading(attribute("numbers", numpy.ones(2)), lambda m: len(m.numbers))
-    with pytest.raises(pmt.CaptureError, match=r"NumPy array.*; make it a tensor, or a tuple"):
-        pmt.capture(model, None, (torch.randn(3, 4), torch.randn(3, 4)))
+    own = model, None, (torch.randn(3, 4), torch.randn(3, 4))
+    try:
+        guards, flat = guarded(*own)
+    except pmt.CaptureError as error:
+        assert re.search(r"NumPy array.*; make it a tensor, or a tuple", str(error))  # noqa: PT017
+    else:
+        model.numbers = numpy.ones(3)
+        assert not guards.hold(flat)
 
 
 @pytest.mark.slow
@@ -739,12 +745,17 @@ def state_of(model):
     return repr((vars(model), Counting.total, NUMBER, TABLE, CONFIG))
 
 
+PLACE = r"from .* to " if torch.__version__ >= "2.14" else r"at .*:\d+ \("
+CHANGED = rf"forward changes .* {PLACE}|would be frozen|operator setattr .* at .*:\d+ \("
+"""Refusals of a change. PyTorch 2.14 may know no line; the last one is of 2.9, for a class."""
+
+
 @pytest.mark.parametrize("name", mark_seeds_except(CHANGES, list(CHANGES)[::3]))
 def test_forward_that_changes_python_state_is_refused(name):
     """The place is named with the line, or the result that differs; modules are as they were."""
     own = Counting(CHANGES[name]), None, (torch.randn(3, 4), torch.randn(3, 4))
     before = repr(vars(own[0]))
-    with pytest.raises(pmt.CaptureError, match=r"forward changes .* at .*:\d+ \(|would be frozen"):
+    with pytest.raises(pmt.CaptureError, match=CHANGED):
         pmt.capture(*own)
     assert repr(vars(own[0])) == before
 
@@ -895,14 +906,26 @@ def test_functions_of_one_factory_have_first_values_of_their_own():
     assert [stored_root() for _, stored_root in roots] == [4.0, None]
 
 
-def test_a_counter_in_the_closure_of_a_further_function_is_refused():
-    """The second function of a factory counts, the first one was called before."""
+def test_a_counter_in_the_closure_of_a_further_function_is_followed_or_refused():
+    """The second function of a factory counts, the first one was called before.
+
+    PyTorch 2.14 counts without reading the numbers.
+    """
     first, second = counter(), counter()
     first(None, None)
 
     def count_twice(model, z):
         return [count_calls(model, z) for count_calls in (first, second)]
 
+    def counts():
+        return [function.__closure__[0].cell_contents for function in (first, second)]
+
     own = Counting(count_twice), None, (torch.randn(3, 4), torch.randn(3, 4))
-    with pytest.raises(pmt.CaptureError, match=r"forward changes .*cell_contents"):
-        pmt.capture(*own)
+    try:
+        step = compile_keep_all(*own)
+    except pmt.CaptureError as error:
+        assert re.search(r"forward changes .*cell_contents", str(error))  # noqa: PT017
+    else:
+        before = counts()
+        step(*own[2])
+        assert counts() == [count + 1 for count in before]

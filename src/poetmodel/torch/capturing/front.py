@@ -24,14 +24,16 @@ from torch import fx
 from poetmodel.torch.capturing.front_private import (
     DYNAMO_ERROR,
     MAX_CAPTURES,
+    GuardSelection,
     capture_settings,
     example_value,
     explain,
     failed_guards,
     frames_in,
+    has_captures,
     kept_validation,
     known_refusal,
-    select_guards,
+    wants_gradient,
 )
 from poetmodel.torch.capturing.front_readings import (
     Reading,
@@ -157,12 +159,13 @@ class StepFront:
         """Make the function that Dynamo traces, with readings if there are any."""
         self._function = _make_step_function(self)
         # Dynamo's cache, which no garbage collector looks through, would keep a front alive.
-        find_self = weakref.ref(self)
+        find_self, selection = weakref.ref(self), GuardSelection()
 
         def backend(graph_module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Any:
             front = find_self()
             if front is None:
                 raise RuntimeError(_GONE)
+            selection.inspect()
             return front._add_capture(graph_module, tensors)  # noqa: SLF001 - its own
 
         with kept_validation():
@@ -171,7 +174,7 @@ class StepFront:
                 backend=backend,
                 fullgraph=True,
                 dynamic=False,
-                options={"guard_filter_fn": select_guards},
+                options={"guard_filter_fn": selection},
             )
 
     def execute_eagerly(self, batch: Sequence[Any]) -> None:
@@ -274,6 +277,13 @@ class StepFront:
             for position, node in enumerate(returned)
             if node not in results and node not in reading_nodes
         ]
+        for position in stored:
+            if wants_gradient(returned[position]):
+                line = find_line(returned[position])
+                raise CaptureError(
+                    f"{self.name}: forward stores a tensor, made at {line}, whose requires_grad it "
+                    "sets, and a compiled step computes no gradient of it"
+                )
         capture = Capture(
             graph_module=graph_module,
             tensors=tuple(tensors),
@@ -322,6 +332,8 @@ class StepFront:
 
     def _describe_guards(self, text: str, batch: Sequence[Any]) -> list[str]:
         """Return a text for each failed guard in Dynamo's message about a call on `batch`."""
+        if not has_captures(self._function):
+            return ["torch.compiler.reset() has discarded the captures of the step"]
         guards = failed_guards(text)
         if not guards:  # PyTorch 2.9 does not name them
             guards = failed_guards(self._recompile_message(batch))

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import eval_frame, symbolic_convert
 from torch._dynamo import exc as dynamo_errors
 from torch._dynamo import guards as dynamo_guards
-from torch._dynamo import symbolic_convert
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch._guards import TracingContext
 from torch.distributions import Distribution, constraints
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -32,9 +36,11 @@ SETTINGS: Final = {
     "skip_nnmodule_hook_guards": False,
     "specialize_float": True,
     "use_numpy_random_stream": True,
+    "use_recursive_dict_tags_for_guards": False,
 }
 """Dynamo's settings during a capture: hooks are guarded, recurrent layers and ``.item()`` captured,
-floats are constants, and draws of NumPy are refused rather than replaced by PyTorch's."""
+floats are constants, draws of NumPy are refused rather than replaced by PyTorch's, and no guard is
+left out (2.9 would pass by cells of closures)."""
 
 LOGGING_SETTINGS: Final = ("ignore_logging_functions", "ignore_logger_methods")
 """Names of the setting with logging calls that a capture leaves out, newest release first."""
@@ -134,6 +140,45 @@ def _find_own_scope(translator: Any, name: str) -> Any:
         scope["__name__"] = module
 
 
+_find_in_class: Final[Any] = getattr(UserDefinedClassVariable, "var_getattr", None)
+
+
+def _find_guarded_in_class(owner: Any, translator: Any, name: str) -> Any:
+    """Return what Dynamo finds in a class, with the guard of a number or text that 2.9 omits."""
+    found = _find_in_class(owner, translator, name)
+    if isinstance(found, ConstantVariable) and found.source is None and owner.source is not None:
+        return type(found).build(translator, found.value, AttrSource(owner.source, name))
+    return found
+
+
+_SETATTR: Final = (
+    (builtin.SetAttrBuiltinVariable, "_call_setattr")
+    if hasattr(builtin, "SetAttrBuiltinVariable")
+    else (builtin.BuiltinVariable, "call_setattr")  # PyTorch 2.9
+)
+_set_attribute: Final = getattr(*_SETATTR)
+_WANTS_GRADIENT: Final = "poetmodel_wants_gradient"
+
+
+def _set_requires_grad(function: Any, translator: Any, owner: Any, name: Any, value: Any) -> Any:
+    """Set an attribute; but of a tensor that forward makes, only note that it gets a gradient.
+
+    No gradient of parameters depends on it, and its own is read by none, unless it is stored.
+    """
+    is_made = isinstance(owner, TensorVariable) and owner.source is None
+    values = [part.as_python_constant() for part in (name, value) if part.is_python_constant()]
+    if is_made and values == ["requires_grad", True]:
+        node = owner.as_proxy().node
+        node.meta[_WANTS_GRADIENT] = not example_value(node).requires_grad
+        return value
+    return _set_attribute(function, translator, owner, name, value)
+
+
+def wants_gradient(node: fx.Node) -> bool:
+    """Return whether forward sets ``requires_grad`` of the tensor of a node."""
+    return bool(node.meta.get(_WANTS_GRADIENT))
+
+
 def _unflatten(tensor: torch.Tensor, dim: Any, sizes: Any) -> torch.Tensor:
     """Return what the method of a tensor returns, which Dynamo does not trace under a mode."""
     return torch.unflatten(tensor, dim, sizes)
@@ -147,21 +192,49 @@ def _get_last_lr(schedule: Any) -> list[Any]:
 _REPLACED: Final[dict[tuple[Any, str], Any]] = {
     (LRScheduler, "get_last_lr"): _get_last_lr,
     (_InlinedCode, _find_scope.__name__): _find_own_scope,
+    _SETATTR: _set_requires_grad,
     (torch, "_is_all_true"): _is_all_true,
     (torch.Tensor, "unflatten"): _unflatten,
     (torch.backends.cudnn, "flags"): _no_flags,
     (dynamo_guards, "profile_guard_manager"): _no_latency,
     (constraints, "is_dependent"): _is_dependent,
 }
+if _find_in_class is not None:
+    _REPLACED[UserDefinedClassVariable, "var_getattr"] = _find_guarded_in_class
 
 
-def select_guards(entries: Sequence[Any]) -> list[bool]:
-    """Return for each guard whether it is kept: not those of functions that a capture replaces."""
-    functions = [getattr(f, "__wrapped__", f) for f in _REPLACED.values()]
-    return [
-        not any(getattr(entry.value, "__wrapped__", entry.value) is f for f in functions)
-        for entry in entries
-    ]
+class GuardSelection:
+    """Selects the guards of a capture that are kept: not those of functions that it replaces.
+
+    Dynamo builds guards once more to select some. So a selection is false if it keeps all, which
+    `inspect` finds from the names of the guards while a graph is captured.
+    """
+
+    def __init__(self) -> None:
+        self._is_needed = True
+
+    def __bool__(self) -> bool:
+        return self._is_needed
+
+    def inspect(self) -> None:
+        """Find out whether the capture that is being made has guards to leave out."""
+        context = TracingContext.try_get()
+        guards = context.guards_context.dynamo_guards if context is not None else ()
+        names = [name for _, name in _REPLACED]
+        self._is_needed = any(name in guard.name for guard in guards for name in names)
+
+    def __call__(self, entries: Sequence[Any]) -> list[bool]:
+        """Return for each guard whether it is kept."""
+        functions = [getattr(f, "__wrapped__", f) for f in _REPLACED.values()]
+        return [
+            not any(getattr(entry.value, "__wrapped__", entry.value) is f for f in functions)
+            for entry in entries
+        ]
+
+
+def has_captures(function: Any) -> bool:
+    """Return whether Dynamo has a capture of a function; it has none after a reset."""
+    return bool(eval_frame._debug_get_cache_entry_list(function.__code__))  # noqa: SLF001
 
 
 def example_value(node: fx.Node) -> Any:
@@ -216,7 +289,7 @@ _KNOWN: Final = (
         True,
     ),
     (
-        "outside the scope of this HOP|inside a higher-order op subgraph",
+        "outside the scope of this HOP|inside a higher-order op subgraph|not in the current scope",
         "forward sets an attribute inside of a checkpoint, which eager mode does twice",
         "leave the checkpoint out, because a compiled step decides itself what it recomputes",
         False,
@@ -224,7 +297,7 @@ _KNOWN: Final = (
     (
         r"setattr\(\) on Tensor\.requires_grad",
         "forward sets requires_grad of a tensor, which TorchDynamo does not trace",
-        "set it before the step (of Wav2Vec2 and HuBERT: feature_extractor._requires_grad = False)",
+        "set it before the step",
         False,
     ),
     (

@@ -149,6 +149,7 @@ class Guards:
         return (
             all(kind.forward is forward for kind, forward in self._forwards.items())
             and not any(joint.process_state.differences())
+            and not any(joint.python_guards())
             and not any(self._replaced_constant_names())
             and self._hold_beside_dynamo(inputs)
             and (
@@ -234,6 +235,7 @@ class Guards:
                 if kind.forward is not forward
             ),
             *self._joint.process_state.differences(),
+            *self._joint.python_guards(),
         ]
         yield from other_differences
         if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
@@ -17,7 +17,7 @@ from poetmodel.torch.capturing.inputs import Nesting, flatten, input_names, unfl
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import fx
 
@@ -205,8 +205,8 @@ class Joint:
     gradients."""
     clip_grad_norm: float | None = None
     """Upper bound on the total norm of all gradients; None if they are not clipped."""
-    python_guards: InitVar[object] = None
-    """Has no effect: TorchDynamo guards Python values (`captures`)."""
+    python_guards: Callable[[], Iterable[str]] = tuple
+    """Further guards of Python values: returns a text for each that has changed."""
 
     @property
     def reads(self) -> tuple[Any, ...]:

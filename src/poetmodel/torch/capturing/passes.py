@@ -98,8 +98,8 @@ def settle(
 
 def settling_message(name: str, reasons: Sequence[str]) -> str:
     """Return the message for state that each forward pass changes."""
-    pattern = r" was (.*?) and is (.*?), read at "
-    text = re.sub(pattern, r" from \1 to \2 at ", "; ".join(reasons[:1]), count=1)
+    pattern = r" was (.*?) and is (.*?)(?:, read( at .*))?$"
+    text = re.sub(pattern, lambda m: f" from {m[1]} to {m[2]}{m[3] or ''}", "".join(reasons[:1]))
     return (
         f"{name}: forward changes {text or 'what it reads'}, and one graph cannot follow; make it "
         "a buffer or an input, or leave the change out"
