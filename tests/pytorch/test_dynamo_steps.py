@@ -23,6 +23,9 @@ CHECKED = {
     "distribution": lambda _, y, __: torch.distributions.Normal(
         y, 1 + y.square(), validate_args=True
     ).log_prob(torch.zeros(4)),
+    "lazy property": lambda _, y, __: (
+        -torch.distributions.Bernoulli(logits=y).log_prob(torch.ones(4))
+    ),
     "assertion": lambda _, y, __: torch._assert_async((y.abs() < 100).all()) or y,
 }
 

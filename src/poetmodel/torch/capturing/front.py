@@ -24,7 +24,6 @@ from torch import fx
 from poetmodel.torch.capturing.front_private import (
     DYNAMO_ERROR,
     MAX_CAPTURES,
-    GuardSelection,
     capture_settings,
     example_value,
     explain,
@@ -33,6 +32,7 @@ from poetmodel.torch.capturing.front_private import (
     has_captures,
     kept_validation,
     known_refusal,
+    omit_guards,
     wants_gradient,
 )
 from poetmodel.torch.capturing.front_readings import (
@@ -159,22 +159,18 @@ class StepFront:
         """Make the function that Dynamo traces, with readings if there are any."""
         self._function = _make_step_function(self)
         # Dynamo's cache, which no garbage collector looks through, would keep a front alive.
-        find_self, selection = weakref.ref(self), GuardSelection()
+        find_self = weakref.ref(self)
 
         def backend(graph_module: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Any:
             front = find_self()
             if front is None:
                 raise RuntimeError(_GONE)
-            selection.inspect()
+            omit_guards()
             return front._add_capture(graph_module, tensors)  # noqa: SLF001 - its own
 
         with kept_validation():
             self._compiled = torch.compile(
-                self._function,
-                backend=backend,
-                fullgraph=True,
-                dynamic=False,
-                options={"guard_filter_fn": selection},
+                self._function, backend=backend, fullgraph=True, dynamic=False
             )
 
     def execute_eagerly(self, batch: Sequence[Any]) -> None:

@@ -20,8 +20,10 @@ from torch._guards import TracingContext
 from torch.distributions import Distribution, constraints
 from torch.optim.lr_scheduler import LRScheduler
 
+from poetmodel.torch.errors import FOREIGN_ERRORS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch import fx
 
@@ -203,33 +205,29 @@ if _find_in_class is not None:
     _REPLACED[UserDefinedClassVariable, "var_getattr"] = _find_guarded_in_class
 
 
-class GuardSelection:
-    """Selects the guards of a capture that are kept: not those of functions that it replaces.
+def omit_guards() -> None:
+    """Omit the guards of functions that a capture replaces; called while its graph is captured.
 
-    Dynamo builds guards once more to select some. So a selection is false if it keeps all, which
-    `inspect` finds from the names of the guards while a graph is captured.
+    Dynamo's own option for this builds all guards twice, and fails on properties of classes that
+    are made anew when they are read, as in distributions.
     """
+    context = TracingContext.get().guards_context
+    output = symbolic_convert.InstructionTranslator.current_tx().output
+    scope = {"L": output.local_scope, "G": output.global_scope}
+    context.dynamo_guards.inner -= {
+        guard for guard in context.dynamo_guards.inner if _is_replaced(guard.name, scope)
+    }
 
-    def __init__(self) -> None:
-        self._is_needed = True
 
-    def __bool__(self) -> bool:
-        return self._is_needed
-
-    def inspect(self) -> None:
-        """Find out whether the capture that is being made has guards to leave out."""
-        context = TracingContext.try_get()
-        guards = context.guards_context.dynamo_guards if context is not None else ()
-        names = [name for _, name in _REPLACED]
-        self._is_needed = any(name in guard.name for guard in guards for name in names)
-
-    def __call__(self, entries: Sequence[Any]) -> list[bool]:
-        """Return for each guard whether it is kept."""
-        functions = [getattr(f, "__wrapped__", f) for f in _REPLACED.values()]
-        return [
-            not any(getattr(entry.value, "__wrapped__", entry.value) is f for f in functions)
-            for entry in entries
-        ]
+def _is_replaced(expression: str, scope: dict[str, Any]) -> bool:
+    """Return whether an expression of a guard is a function that stands for another one."""
+    if not any(name in expression for _, name in _REPLACED):
+        return False
+    value = None
+    with suppress(*FOREIGN_ERRORS):
+        value = eval(expression, scope)  # noqa: S307 - an expression of Dynamo
+    functions = [getattr(function, "__wrapped__", function) for function in _REPLACED.values()]
+    return any(getattr(value, "__wrapped__", value) is function for function in functions)
 
 
 def has_captures(function: Any) -> bool:
