@@ -26,6 +26,11 @@ CHECKED = {
     "lazy property": lambda _, y, __: (
         -torch.distributions.Bernoulli(logits=y).log_prob(torch.ones(4))
     ),
+    "check of an argument": lambda _, y, __: (
+        -torch.distributions.MultivariateNormal(
+            y.mean(0), torch.eye(4) * (1 + y.square().mean()), validate_args=True
+        ).log_prob(torch.ones(4))
+    ),
     "assertion": lambda _, y, __: torch._assert_async((y.abs() < 100).all()) or y,
 }
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
+from torch.distributions import constraints
 from torch.overrides import TorchFunctionMode
 
 from poetmodel.torch.capturing.front_private import example_value, frames_in
@@ -379,10 +380,15 @@ def find_readings(
             continue
         _, kind, index = node.args
         needed = _ancestors(graph, node, only_values=True)
-        line = find_line(frames_in(node.meta.get("stack_trace")))
+        frames = frames_in(node.meta.get("stack_trace"))
+        line = find_line(frames)
         where = f" at {line}" if line else ""
         is_random = any(map(_is_random, needed))
-        is_test = kind == "assertion" or any(_name(n) in _FINITE_TESTS for n in needed)
+        is_test = (
+            kind == "assertion"
+            or any(_name(n) in _FINITE_TESTS for n in needed)
+            or any(path == constraints.__file__ for path, _ in frames)
+        )
         is_late = not needed.isdisjoint(trained) or (is_random and is_test)
         if is_random and not is_test:
             raise CaptureError(
