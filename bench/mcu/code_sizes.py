@@ -3,8 +3,8 @@
 ``python -m mcu.code_sizes`` in ``bench`` takes minutes and writes
 ``src/poetmodel/export/code_sizes.json``; with ``--new`` it only adds kernels that are missing
 there. Each kernel is linked alone, to find its bytes and the
-members of the C library that it calls. The bytes
-of linked steps outside kernels, library and tables are fitted to the counts of repeated code.
+members of the C library that it calls, and so are updates of memory-mapped state in linked steps.
+Their other bytes, without tables, are fitted to the counts of repeated code.
 Needs PyTorch and GCC for Arm, with newlib.
 """
 
@@ -22,6 +22,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import median_high
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -62,6 +63,8 @@ LINK_FLAGS: Final = (
     "-Wl,-e,app",
     "-lm",
 )
+UPDATES: Final = "pm_mapped"
+"""The source that divides updates of memory-mapped state, as large in each step that has one."""
 DIGITS: Final = 4
 """Significant digits of fitted numbers in the table."""
 
@@ -150,16 +153,17 @@ def make_steps() -> Iterator[tuple[LoweredStep, tuple[dict[str, Any], ...]]]:
         {"device": "nrf52840", "ram": "85%", "commit": True},
         {"device": "nano33ble", "commit": True},
         {"device": "nano33ble", "ram": "80%"},
+        {"device": "nano33ble", "ram": "80%", "commit": True, "checksum": False},
         {"device": "nrf52840", "tile": "4KiB"},
     )
     for name in small_networks.NETWORKS:
         yield capture_step(*small_networks.make_training(name)), options
         yield (
             capture_step(*small_networks.make_training(name), torch.optim.Adam, infer=True),
-            options[1:4],
+            options[1:6],
         )
     gradients = capture_step(*small_networks.make_training("lenet"), None, infer=True)
-    yield gradients, tuple(entry for entry in options[:5] if "commit" not in entry)
+    yield gradients, tuple(entry for entry in options[:6] if "commit" not in entry)
     frozen = capture_step(*small_networks.make_training("lenet"), frozen=4, evaluate=True)
     moved = {"evaluate": True, "commit": True, "migrate": True}
     yield frozen, tuple({**entry, "ram": "150%"} for entry in (
@@ -227,18 +231,20 @@ def measure_step_bytes(folder: Path) -> Counter[str]:
 
 def measure_deployment(
     deployment: Deployment, folder: Path
-) -> tuple[Counter[str], int, Counter[str]]:
-    """Link a deployed step; return counts of repeated code and the bytes of two components.
+) -> tuple[Counter[str], int, int, Counter[str]]:
+    """Link a deployed step; return counts of repeated code and the bytes of three components.
 
-    These are all bytes outside kernels, library and tables, and those of each library member.
+    These are all bytes outside kernels, library and tables, without the next; those of
+    ``pm_mapped.c``; and those of each library member.
     """
     source = deployment.source
     sizes = measure_step_bytes(folder)
     library = Counter({part: size for part, size in sizes.items() if part.endswith(".o")})
-    other_parts = library.keys() | set(source.kernels)
+    other_parts = library.keys() | {*source.kernels, UPDATES}
     own_bytes = sum(size for part, size in sizes.items() if part not in other_parts)
     counts = count_elements(deployment, source.statements)
-    return counts, own_bytes - table_bytes(source), library
+    del counts["updates"]
+    return counts, own_bytes - table_bytes(source), sizes[UPDATES], library
 
 
 def fit_bytes(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:
@@ -281,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table["library"] |= library
         write_table(table, options.out)
         return 0
-    samples, runtime_members = [], set()
+    samples, runtime_members, update_bytes = [], set(), []
     kernel_members = {member for kernel in kernels.values() for member in kernel["library"]}
     for step, entries in make_steps():
         for entry in entries:
@@ -297,17 +303,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except PoetModelError as error:
                     logging.info("%s %s: left out, %s", step.graph.name, entry, error)
                     continue
-                counts, size, members = measure_deployment(deployment, Path(folder))
+                counts, size, updates, members = measure_deployment(deployment, Path(folder))
             samples.append((counts, size))
+            update_bytes += [updates] if updates else []
             runtime_members |= members.keys() - kernel_members
             library |= members
             logging.info("%s %s: %d B", step.graph.name, entry, size)
-    median = sorted(entry["bytes"] for entry in kernels.values())[len(kernels) // 2]
     table = {
         "kernels": kernels,
         "library": library,
-        "other": {"bytes": median, "library": []},
-        "program": fit_bytes(samples),
+        "other": {
+            "bytes": median_high(entry["bytes"] for entry in kernels.values()),
+            "library": [],
+        },
+        "program": {**fit_bytes(samples), "updates": float(median_high(update_bytes))},
         "runtime": {"bytes": 0, "library": sorted(runtime_members)},
     }
     write_table(table, options.out)

@@ -139,7 +139,6 @@ int pm_check_addresses(void);
 typedef struct {
     const int32_t *table;
     pm_real *copies;       /* of a part of each piece, on the stack: the elements of a write apart */
-    const void **old;      /* the values of each piece before the update */
     int32_t row, first, n; /* the part: n units of a row, from `first` on */
     int32_t held;          /* elements in the copies before those of the part */
     int32_t at;            /* written elements of the turn */
