@@ -169,7 +169,7 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
     (call,) = step.calls[k]
     if call.kernel not in {gradient_kernel for gradient_kernel, _ in _FUSED_KERNELS}:
         return False
-    if call.refs[0] != Ref(gradient):
+    if Ref(gradient) not in call.writes:
         return False
     if call.kernel == "pm_mm":
         is_dense = call["out_row"] == call["n"] and call["m"] * call["n"] == count

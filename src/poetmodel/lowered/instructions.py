@@ -58,10 +58,7 @@ def find_computing_calls(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
 
 def _copied_buffers(call: Call) -> tuple[str, str] | None:
     """Return the buffers (target, source) of a copy; None for other calls."""
-    if not call.is_copy:
-        return None
-    target, source = call.refs
-    return target.buffer, source.buffer
+    return (call["out"].buffer, call["x"].buffer) if call.is_copy else None
 
 
 def estimate_call_instructions(call: Call) -> float:

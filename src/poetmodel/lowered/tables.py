@@ -45,8 +45,8 @@ def find_tables(step: LoweredStep, tensor: NamedTensor) -> tuple[str, ...]:
     tables: dict[str, None] = {}
     for call in (call for calls in step.calls for call in calls):
         if call.kernel in (LOOKUP_KERNEL, INT8_LOOKUP_KERNEL):
-            _, x, table = call.refs
-            tables.update({table.buffer: None} if x.buffer == tensor.pieces[0].buffer else {})
+            is_of_tensor = call["x"].buffer == tensor.pieces[0].buffer
+            tables.update({call["table"].buffer: None} if is_of_tensor else {})
     return tuple(tables)
 
 
