@@ -47,7 +47,8 @@ def check_snapshot(
     refusal = None
     try:
         try:
-            front.capture(batch)
+            with passes.generator_states.restore_at_end():
+                front.capture(batch)
         except CaptureError as error:
             refusal = error
         if refusal is not None:
@@ -56,8 +57,10 @@ def check_snapshot(
             passes.snapshot.restore(keeps_new=True)
             passes.execute(lambda: front.record_readings(copy_inputs(batch)))
             passes.snapshot.restore(keeps_new=True)
-        capture = front.capture(batch)
-        if foreign := capture.fresh_inputs(front.find(batch)[1]):
+        with passes.generator_states.restore_at_end():  # PyTorch 2.14 captures draws
+            capture = front.capture(batch)
+            _, tensors = front.find(batch)
+        if foreign := capture.fresh_inputs(tensors):
             line = find_line(foreign[0])
             where = f" at {line}" if line else ""
             raise CaptureError(
