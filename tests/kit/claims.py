@@ -202,16 +202,28 @@ DRAWN = {
     "worker_start_s": (0.0, 0.5),
     "drops_dominated_keeps": (True, True, False),
 }
-"""Values of the fields of a policy, also poor ones; none may cause a false claim."""
+MAKESPAN = {
+    "relaxation_time_ratio": (0.1, 0.5, 1.0),
+    "surrogate_time_ratio": (0.1, 0.5, 1.0),
+    "least_makespan_time_ratio": (0.0, 0.25, 1.0),
+    "min_weight_step": (1 / 64, 1 / 4, 1.0),
+    "time_weights": ((1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0), (1.0, 0.5), ()),
+}
+"""Values of the fields of a policy, also poor ones; none may cause a false claim.
+
+Those of makespans are drawn apart, so that recorded seeds keep their problems.
+"""
 
 
 def random_policy(rng):
-    """Draw a policy: its enabled phases, and a value of `DRAWN` for each number."""
-    return Policy(
+    """Draw a policy: its enabled phases, and a value of `DRAWN` or `MAKESPAN` for each number."""
+    drawn = Policy(
         cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
         **{name: rng.choice(values) for name, values in DRAWN.items()},
     )
+    apart = make_rng(str([getattr(drawn, name) for name in DRAWN]))
+    return replace(drawn, **{name: apart.choice(values) for name, values in MAKESPAN.items()})
 
 
 def random_grouping(rng, n):

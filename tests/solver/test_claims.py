@@ -23,6 +23,7 @@ from kit.claims import (
     BACKENDS,
     DRAWN,
     KINDS,
+    MAKESPAN,
     METHODS,
     RESOLVED,
     answer,
@@ -663,4 +664,4 @@ def test_bare_rounds_decide_something():
 
 def test_all_numbers_of_a_policy_are_drawn():
     """So that a number that is added cannot cause a false claim unseen."""
-    assert {*DRAWN, "cuts", "heuristics"} == {field.name for field in fields(Policy)}
+    assert {*DRAWN, *MAKESPAN, "cuts", "heuristics"} == {field.name for field in fields(Policy)}

@@ -11,7 +11,7 @@ checked.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from poetmodel.clock import limit_time
 from poetmodel.errors import TimeLimitError
@@ -33,21 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.policy import Policy
     from poetmodel.solver.search import Forward, Search
     from poetmodel.solver.task import Task
-
-
-RELAXATION_RATIO: Final = 0.5
-"""Fraction of the remaining time for the relaxation, if the makespan matters."""
-SURROGATE_RATIO: Final = 0.5
-"""Fraction of the remaining time for each further surrogate."""
-MIN_WEIGHT_STEP: Final = 1 / 64
-"""Smallest difference between two transfer weights that the bisection distinguishes."""
-LEAST_MAKESPAN_RATIO: Final = 0.25
-"""Fraction of the bisection's time that remains for the least makespan if no plan is in time."""
-TIME_WEIGHTS: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
-"""Transfer weights of surrogates that minimize time, in the order in which they are tried after
-weight 0. Small weights are first because most transfers can overlap computations."""
 
 
 @dataclass(slots=True)
@@ -80,8 +68,8 @@ class TransferWeightSearch:
         """Try transfer weights; find the best schedule whose plan meets all limits, and a bound.
 
         Verifies `start` first. Weight 0, the relaxation, follows, then, if the makespan matters,
-        `TIME_WEIGHTS` or a bisection. If that finds no plan within all limits, the search for the
-        least makespan follows, except for a user's model.
+        `time_weights` of the policy or a bisection. If that finds no plan within all limits, the
+        search for the least makespan follows, except for a user's model.
         """
         try:
             self.try_weights()
@@ -95,7 +83,7 @@ class TransferWeightSearch:
     def try_weights(self) -> None:
         """Search as `find_schedule` describes; an infeasible relaxation ends the search."""
         search = self.search
-        relaxation_ratio = RELAXATION_RATIO if self._is_timed else 1.0
+        relaxation_ratio = self._policy.relaxation_time_ratio if self._is_timed else 1.0
         if self.start is not None:
             with limit_time(search.request.remaining_s() + GRACE_S):
                 check = self.task.check_start(self.start)
@@ -117,6 +105,10 @@ class TransferWeightSearch:
             self._search_least_makespan()
 
     @property
+    def _policy(self) -> Policy:
+        return self.search.request.policy
+
+    @property
     def _is_timed(self) -> bool:
         """Whether the makespan matters: it is limited, minimized, or its idle energy is limited."""
         problem = self.problem
@@ -129,14 +121,14 @@ class TransferWeightSearch:
         )
 
     def _minimize_time(self) -> None:
-        """Solve surrogates with each of `TIME_WEIGHTS`, without the deadline, until done.
+        """Solve surrogates with each of `time_weights`, without the deadline, until done.
 
         A plan may meet a deadline that the surrogate's sum misses.
         """
         problem = self.problem
         if self.task.can_restate:
             problem = problem.without_limits(Quantity.TIME)
-        for weight in TIME_WEIGHTS:
+        for weight in self._policy.time_weights:
             if self._is_done():
                 return
             self._try_weight(weight, problem=problem)
@@ -168,12 +160,13 @@ class TransferWeightSearch:
         """Bisect for the smallest transfer weight whose plan meets all limits, starting with 1.
 
         After a surrogate without a schedule, whose limit is too strict, the weight decreases.
-        Without a plan within all limits, leaves `LEAST_MAKESPAN_RATIO` of the time.
+        Without a plan within all limits, leaves `least_makespan_time_ratio` of the time.
         """
         small_weight, sufficient_weight = 0.0, None
-        reserved_s = LEAST_MAKESPAN_RATIO * self.search.request.remaining_s()
+        policy = self._policy
+        reserved_s = policy.least_makespan_time_ratio * self.search.request.remaining_s()
         while not self._is_done() and (
-            sufficient_weight is None or sufficient_weight - small_weight > MIN_WEIGHT_STEP
+            sufficient_weight is None or sufficient_weight - small_weight > policy.min_weight_step
         ):
             if self.search.best is None and self.search.request.remaining_s() <= reserved_s:
                 return
@@ -192,7 +185,7 @@ class TransferWeightSearch:
         `problem` replaces the stated problem; `time_ratio` is a fraction of the remaining time.
         """
         request, best = self.search.request, self.search.best
-        time_ratio = SURROGATE_RATIO if time_ratio is None else time_ratio
+        time_ratio = self._policy.surrogate_time_ratio if time_ratio is None else time_ratio
         limit_s = request.elapsed_s() + time_ratio * request.remaining_s()
         surrogate = self.search.child(
             restate(problem or self.problem, transfer_weight=weight),

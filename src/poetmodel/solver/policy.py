@@ -1,7 +1,8 @@
 """Policy of a solve: numbers on which the course of the search depends, but no claim does.
 
-Numbers of a single heuristic are constants of its module in `poetmodel.heuristics`. Tolerances of
-values and bounds are no policy: they are stated where a proof needs them.
+Numbers of a single heuristic are constants of its module in `poetmodel.heuristics`; those of plans
+and arenas around the solves of any method, of `fitting`. Tolerances of values and bounds are no
+policy: they are stated where a proof needs them.
 """
 
 from __future__ import annotations
@@ -156,6 +157,19 @@ class Policy:
     fastest_time_ratio: float = 0.8
     """Maximum fraction of the remaining time for the search for the fastest schedule; the rest is
     for a proof that starts from this schedule."""
+
+    # -- makespans ---------------------------------------------------------------------------------
+    relaxation_time_ratio: float = 0.5
+    """Fraction of the remaining time for the relaxation, if the makespan matters."""
+    surrogate_time_ratio: float = 0.5
+    """Fraction of the remaining time for each further surrogate."""
+    least_makespan_time_ratio: float = 0.25
+    """Fraction of the bisection's time left for the least makespan if no plan is in time."""
+    min_weight_step: float = 1 / 64
+    """Smallest difference between two transfer weights that the bisection distinguishes."""
+    time_weights: tuple[float, ...] = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
+    """Transfer weights of surrogates that minimize time, in the order in which they are tried after
+    weight 0. Small weights are first because most transfers can overlap computations."""
 
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5
