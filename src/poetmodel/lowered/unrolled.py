@@ -263,12 +263,12 @@ class _Division:
     def _sums_pieces(self, call: Call, name: str, pieces: _Pieces) -> bool:
         """Return whether a call sums pieces of a tensor, or their products with another tensor."""
         divided_call = _divide_call(call, {name: pieces})
-        other_inputs = {ref.buffer for ref in call.refs[1:]} - {name}
+        inputs = {ref.buffer for parameter, ref in call.pointers.items() if parameter != "out"}
         return (
             divided_call is not None
             and divided_call.is_sum
             and call.kernel in _SUMS
-            and not other_inputs & self.state_names
+            and not (inputs - {name}) & self.state_names
         )
 
     def _propose_tensor(self, name: str, pieces: _Pieces) -> None:
