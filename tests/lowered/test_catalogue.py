@@ -21,6 +21,17 @@ def test_row_names_parameters(name):
         assert kernel.parameters[kernel.index_of[row.index]].type == "const int32_t *"
     else:
         assert not {"index", "target"} & kernel.index_of.keys()
+    if row.begins_as_nan is not None:
+        assert kernel.parameters[kernel.index_of[row.begins_as_nan]].is_written
+    if row.slope is not None:
+        slope = row.slope
+        stated = {"bits", "x", "shape", *slope.limits}
+        assert find_kernel(slope.mask).index_of.keys() == stated
+        assert find_kernel(slope.apply).index_of.keys() == {"out", *stated} - {*slope.limits} | {
+            *slope.factor
+        }
+        numbers = {*slope.limits.values(), *slope.factor.values()}
+        assert {number for number in numbers if isinstance(number, str)} <= kernel.index_of.keys()
     if row.fuses is not None:
         gradient, update = map(find_kernel, row.fuses)
         assert kernel.is_random == update.is_random

@@ -19,9 +19,9 @@ from poetmodel.lowered.calls import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.lowered.catalogue import moving_parameters
+from poetmodel.lowered.catalogue import is_divided_by_rows, moving_parameters
+from poetmodel.lowered.forms import ELEMENTWISE
 from poetmodel.lowered.kernels import Parameter, find_kernel
-from poetmodel.lowered.loops import table_columns
 from poetmodel.lowered.ranges import (
     Indices,
     find_index_operands,
@@ -379,10 +379,9 @@ class ProgramSource:
             )
         elif call.is_copy:
             yield self._storage_copy_line(node_name, call)
-        elif call.kernel == "pm_mm_sgd":
-            yield from self._row_update_lines(call)
-        elif call.kernel in ("pm_conv2d_dw_sgd", "pm_depthwise_dw_sgd"):
-            yield from self._filter_update_lines(call)
+        elif is_divided_by_rows(call.kernel):
+            by_rows = self._filter_update_lines if "shape" in call else self._row_update_lines
+            yield from by_rows(call)
         elif self.layout.rotating_state:
             yield from self._serial_update_lines(calls, call_index, written_names)
         else:
@@ -448,9 +447,9 @@ class ProgramSource:
         """Return whether a call copies elements onto themselves: equal C pointers and strides."""
         if not call.is_copy:
             return False
-        _, target_strides, source_strides = table_columns(call["shape"])
-        pointers = (self._pointer(call[name]) for name in ("out", "x"))
-        return target_strides == source_strides and len({*pointers}) == 1
+        loops = ELEMENTWISE.read(call)
+        sides = {(self._pointer(call[name]), loops.strides_of(name)) for name in ("out", "x")}
+        return len(sides) == 1
 
     def _call_line(self, call: Call) -> str:
         expressions = map(self._cast_argument, find_kernel(call.kernel).parameters, call.arguments)
@@ -478,9 +477,9 @@ class ProgramSource:
 
     def _storage_copy_line(self, node_name: str, call: Call) -> str:
         """Return the driver call that copies a value to mapped state; mark it as written."""
-        sizes, *strides = table_columns(call["shape"])
-        if len(sizes) == 1 and (sizes == (1,) or strides == [(1,), (1,)]):
-            state_ref, value_ref, (count,) = call["out"], call["x"], sizes
+        loops = ELEMENTWISE.read(call)
+        if len(loops.sizes) == 1 and (loops.sizes == (1,) or {*loops.strides} == {(1,)}):
+            state_ref, value_ref, (count,) = call["out"], call["x"], loops.sizes
             type_name = self.step.buffers[state_ref.buffer].type.c_name
             first_byte, n_bytes = (
                 f"{state_ref.offset} * sizeof({type_name})",

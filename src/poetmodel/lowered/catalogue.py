@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.lowered import forms, work
@@ -17,6 +17,25 @@ if TYPE_CHECKING:
 
 Work: TypeAlias = Callable[[Counter[str], Mapping[str, Any]], None]
 """Counter of units: adds those of a call to the counts; receives its arguments by parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """A gradient whose slope has two values, selected by a comparison of ``x``, as two calls.
+
+    A number is stated, or the parameter of the gradient that has it.
+    """
+
+    mask: str
+    """The kernel that compares, and writes one bit per element."""
+    limits: Mapping[str, float | str]
+    """Its numbers: bounds, and the bit for NaN."""
+    apply: str = "pm_bits_scale"
+    """The kernel that applies the bits to the incoming gradient."""
+    factor: Mapping[str, float | str] = field(default_factory=lambda: {"factor": 1.0})
+    """The number by which it multiplies: `factor` if the bit is 1, `slope` if it is 0."""
+    activation: str | None = None
+    """The kernel whose output may replace ``x``, with numbers of the same names; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +53,25 @@ class Row:
 
     Its parameters have the names of theirs, except ``w_row`` for ``out_row``, and ``x_step``, the
     stride of the input from one sample to the next."""
+    slope: Slope | None = None
+    """How a mask can replace ``x`` in the gradient of an activation; else None."""
+    begins_as_nan: str | None = None
+    """The parameter that points to state which is all NaN before the first step; else None."""
 
 
 _ELEMENTWISE: Final = """
     pm_abs pm_add pm_addcdiv pm_addcmul pm_affine pm_binary_cross_entropy_backward pm_byte_to_int
     pm_byte_to_real pm_ceil pm_clamp pm_copy pm_copy_byte pm_copy_int pm_copy_int8 pm_cos pm_cube
     pm_div pm_div_by pm_elu pm_erf pm_exp pm_expm1 pm_floor pm_gelu pm_gelu_backward pm_gelu_tanh
-    pm_gelu_tanh_backward pm_glu pm_glu_gate_backward pm_hardshrink pm_hardsigmoid
-    pm_hardsigmoid_backward pm_hardswish pm_hardswish_backward pm_hardtanh_backward
-    pm_huber_loss_backward pm_int_to_byte pm_int_to_real pm_leaky_relu pm_leaky_relu_backward
-    pm_lerp pm_log pm_log1p pm_log_sigmoid pm_log_sigmoid_backward pm_lookup pm_mask_scale
-    pm_masked_fill pm_maximum pm_minimum pm_mish pm_mish_backward pm_mse_loss_backward pm_mul
-    pm_mul_int pm_pow pm_prelu pm_prelu_backward pm_prelu_slope_backward pm_q8_mask pm_real_to_byte
-    pm_real_to_int pm_reciprocal pm_round pm_rsqrt pm_shrink_backward pm_sigmoid pm_sigmoid_backward
-    pm_sign pm_silu pm_silu_backward pm_sin pm_smooth_l1_loss_backward pm_softplus
-    pm_softplus_backward pm_softshrink pm_sqrt pm_tanh pm_tanh_backward pm_threshold
-    pm_threshold_backward pm_where pm_where_byte pm_where_int pm_xlogy
+    pm_gelu_tanh_backward pm_glu pm_glu_gate_backward pm_hardshrink pm_hardsigmoid pm_hardswish
+    pm_hardswish_backward pm_huber_loss_backward pm_int_to_byte pm_int_to_real pm_leaky_relu pm_lerp
+    pm_log pm_log1p pm_log_sigmoid pm_log_sigmoid_backward pm_lookup pm_mask_scale pm_masked_fill
+    pm_maximum pm_minimum pm_mish pm_mish_backward pm_mse_loss_backward pm_mul pm_mul_int pm_pow
+    pm_prelu pm_prelu_backward pm_prelu_slope_backward pm_q8_mask pm_real_to_byte pm_real_to_int
+    pm_reciprocal pm_round pm_rsqrt pm_shrink_backward pm_sigmoid pm_sigmoid_backward pm_sign
+    pm_silu pm_silu_backward pm_sin pm_smooth_l1_loss_backward pm_softplus pm_softplus_backward
+    pm_softshrink pm_sqrt pm_tanh pm_tanh_backward pm_threshold pm_where pm_where_byte pm_where_int
+    pm_xlogy
 """
 _REDUCTIONS: Final = """
     pm_amax pm_any pm_argmax pm_binary_cross_entropy pm_binary_cross_entropy_with_logits pm_cumsum
@@ -58,7 +80,7 @@ _REDUCTIONS: Final = """
     pm_var
 """
 _UPDATES: Final = """
-    pm_accumulate pm_adagrad pm_adam pm_adamax pm_amsgrad pm_momentum pm_nadam pm_radam pm_rmsprop
+    pm_accumulate pm_adagrad pm_adam pm_adamax pm_amsgrad pm_nadam pm_radam pm_rmsprop
     pm_rmsprop_centered pm_rmsprop_momentum pm_rmsprop_momentum_centered pm_sgd
 """
 
@@ -78,11 +100,37 @@ def _fuse(gradient: str, form: Form, counter: Work, *updates: str) -> dict[str, 
     return {gradient: Row(form=form, work=counter), **fused}
 
 
+_SLOPES: Final = {
+    "pm_threshold_backward": Slope(
+        mask="pm_above_bits", limits={"number": "threshold", "unordered": 1}
+    ),
+    "pm_leaky_relu_backward": Slope(
+        mask="pm_above_bits",
+        limits={"number": 0.0, "unordered": 0},
+        apply="pm_bits_slope",
+        factor={"slope": "slope"},
+        activation="pm_leaky_relu",
+    ),
+    "pm_hardtanh_backward": Slope(
+        mask="pm_between_bits",
+        limits={"low": "low", "high": "high", "unordered": 1},
+        activation="pm_clamp",
+    ),
+    "pm_hardsigmoid_backward": Slope(
+        mask="pm_between_bits",
+        limits={"low": -3.0, "high": 3.0, "unordered": 0},
+        factor={"factor": 0.1666666716337204},  # 1/6 as a float
+    ),
+}
 _INT8_UPDATES: Final = ("pm_q8_sgd", "pm_q8_stochastic")
 
 CATALOGUE: Final[Mapping[str, Row]] = {
     # elements
     **_make_rows(_ELEMENTWISE, forms.ELEMENTWISE, work.count_elements),
+    **{
+        name: Row(form=forms.ELEMENTWISE, work=work.count_elements, slope=slope)
+        for name, slope in _SLOPES.items()
+    },
     **_make_rows(
         "pm_above_bits pm_between_bits pm_bits_scale pm_bits_slope",
         forms.BITS,
@@ -106,6 +154,7 @@ CATALOGUE: Final[Mapping[str, Row]] = {
     "pm_fill": Row(form=forms.FILL, work=work.count_sequence),
     "pm_fill_rows": Row(form=forms.FILLED_ROWS, work=work.count_rows),
     **_make_rows(_UPDATES, forms.UPDATE, work.count_sequence),
+    **_make_rows("pm_momentum", forms.UPDATE, work.count_sequence, begins_as_nan="buffer"),
     **_make_rows(
         """pm_add_one pm_arange pm_arange_int pm_bernoulli pm_dropout_bits pm_fill_byte
         pm_fill_int pm_finite pm_nadam_count pm_normal pm_uniform""",
@@ -213,7 +262,7 @@ CATALOGUE: Final[Mapping[str, Row]] = {
     ),
     **_fuse(
         "pm_q8_depthwise_dw",
-        forms.make_channel_gradient_form(out="weights", gradient="output", x="input"),
+        forms.Q8_DEPTHWISE_DW,
         work.count_q8_depthwise_dw,
         *_INT8_UPDATES,
     ),
@@ -236,6 +285,15 @@ def write_loops(loops: Loops) -> Call | None:
     """Return the call that executes loops; None if the kernel cannot."""
     form = find_form(loops.call)
     return None if form is None else form.write(loops)
+
+
+def is_divided_by_rows(kernel: str) -> bool:
+    """Return whether a gradient kernel that also updates can start only at a row or filter.
+
+    Others start at any element, ``first`` of their update.
+    """
+    fuses = CATALOGUE[kernel].fuses
+    return fuses is not None and "first" not in find_kernel(fuses[1]).index_of
 
 
 def moving_parameters(kernel: str) -> frozenset[str]:

@@ -542,6 +542,7 @@ def make_channel_gradient_form(**tensors: str) -> ProductForm:
     )
 
 
+Q8_DEPTHWISE_DW: Final = make_channel_gradient_form(out="weights", gradient="output", x="input")
 Q8_WEIGHT_SUMS: Final = _make_form(
     ("n", "terms"), "n terms next step", {"out": (1, 0), "w": ("next", "step")}
 )
@@ -556,8 +557,7 @@ def _is_whole_update(values: _Values) -> bool:
 def _with_place(values: _Values, loops: Loops) -> dict[str, int]:
     """Return the number of updated weights, and that of weights before them."""
     inner = values["inner"]
-    scale_index = [*loops.call.pointers].index("scale")
-    moved_rows = loops.refs[scale_index].offset - loops.call["scale"].offset
+    moved_rows = loops.refs[loops.index_of("scale")].offset - loops.call["scale"].offset
     place = {"before": values["before"] + moved_rows * inner} if "before" in values else {}
     return {"count": values["results"] * inner, **place}
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, ConvolutionSizes, DataType, Ref
-from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.catalogue import CATALOGUE, find_form
+from poetmodel.lowered.forms import MATRIX_PRODUCT, Q8_DEPTHWISE_DW
 from poetmodel.lowered.kernels import find_kernel
 from poetmodel.lowered.step import LoweredNode
 
@@ -89,7 +90,7 @@ def _split_call(fused_call: Call, gradient: str, count: int) -> tuple[Call, Call
     new: dict[str, Argument] = {"gradient": Ref(gradient), "n": count}
     if "scale" in known:  # int8
         n_rows, row_elements = _find_filters(fused_call)
-        own["count"] = n_rows if "depthwise" in gradient_kernel else n_rows * row_elements
+        own["count"] = n_rows if _is_depthwise(fused_call) else n_rows * row_elements
         new |= {"results": n_rows, "inner": row_elements}
     return (
         _make_call(gradient_kernel, {**known, **own}),
@@ -102,10 +103,16 @@ def _find_filters(call: Call) -> tuple[int, int]:
     if "shape" not in call:
         return call["count"] // call["in"], call["in"]
     sizes = ConvolutionSizes(*call["shape"])
-    if "depthwise" in call.kernel:
+    if _is_depthwise(call):
         return sizes.channels, 1
     row_elements = sizes.group_channels * sizes.window
     return call["count"] // row_elements, row_elements
+
+
+def _is_depthwise(fused_call: Call) -> bool:
+    """Return whether a fused call is of int8 weights whose channels are last."""
+    gradient_kernel, _ = CATALOGUE[fused_call.kernel].fuses or (fused_call.kernel, "")
+    return CATALOGUE[gradient_kernel].form is Q8_DEPTHWISE_DW
 
 
 def _make_call(kernel: str, known: Mapping[str, Argument]) -> Call:
@@ -171,7 +178,7 @@ def _is_fusible_gradient(step: LoweredStep, k: int, gradient: str, weight: str, 
         return False
     if Ref(gradient) not in call.writes:
         return False
-    if call.kernel == "pm_mm":
+    if find_form(call) is MATRIX_PRODUCT:
         is_dense = call["out_row"] == call["n"] and call["m"] * call["n"] == count
         return is_dense and not call["accumulate"]
     if step.buffers[weight].type is DataType.INT8:
@@ -203,7 +210,7 @@ def _make_fused_call(step: LoweredStep, k: int, update_index: int) -> Call:
     state = {"w", "residual", "scale", "first", "count", "lr", "sign", "decay"}
     known = {**update.named_arguments, **gradient_call.named_arguments}
     known |= {name: x for name, x in update.named_arguments.items() if name in state}
-    if gradient_call.kernel == "pm_mm":
+    if find_form(gradient_call) is MATRIX_PRODUCT:
         known["w_row"] = known["out_row"]
     elif "shape" in known:
         sizes = ConvolutionSizes(*known["shape"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from poetmodel.lowered.calls import Call, Ref
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from poetmodel.lowered.calls import Argument
 
@@ -32,6 +33,14 @@ class Loops:
     """Pointers to the first element of each tensor, in the order of the arguments."""
     strides: tuple[Numbers, ...]
     """Strides of each tensor for each loop; 0 if the tensor lacks the dimension."""
+
+    def index_of(self, parameter: str) -> int:
+        """Return the index of the tensor to which a parameter of the call points."""
+        return [*self.call.pointers].index(parameter)
+
+    def strides_of(self, parameter: str) -> Numbers:
+        """Return the strides of the tensor to which a parameter of the call points."""
+        return self.strides[self.index_of(parameter)]
 
     def element_indices(self, index: int) -> np.ndarray:
         """Return the indices in the buffer of the elements that the loops visit in tensor `index`.
@@ -119,6 +128,10 @@ def make_shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     number of dimensions (at least 1), then the size and the strides of each.
     """
     rows = merge_dimensions(columns) or [[1] * len(columns)]
-    return (
-        (len(rows), *(number for row in rows for number in row)) if len(rows) <= MAX_RANK else None
-    )
+    return join_rows(rows) if len(rows) <= MAX_RANK else None
+
+
+def join_rows(rows: Iterable[Sequence[int]]) -> Numbers:
+    """Return the shape table of rows: their number, then the size and the strides of each."""
+    all_rows = tuple(rows)
+    return len(all_rows), *chain.from_iterable(all_rows)

@@ -8,32 +8,24 @@ several bytes for each element. Losses, gradients and state have the same bits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import mul
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, Ref
+from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.forms import ELEMENTWISE, contiguous_strides
 from poetmodel.lowered.kernels import find_kernel
-from poetmodel.lowered.loops import table_columns
+from poetmodel.lowered.loops import join_rows
 from poetmodel.lowered.step import ALIGNMENT, LoweredNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.lowered.calls import Argument
+    from poetmodel.lowered.catalogue import Slope
+    from poetmodel.lowered.loops import Loops, Numbers
     from poetmodel.lowered.step import LoweredStep
 
-_FORWARD_KERNELS: Final = {
-    "pm_hardtanh_backward": "pm_clamp",
-    "pm_leaky_relu_backward": "pm_leaky_relu",
-}
-"""The activation of each gradient kernel that may read the output in place of the input."""
-_HARDSIGMOID_INTERVAL: Final = (-3.0, 3.0)
-"""Interval in which the slope of hardsigmoid is not 0."""
-_HARDSIGMOID_SLOPE: Final = 0.1666666716337204
-"""1/6 as a float: see ``pm_hardsigmoid_backward``."""
 _MAX_WINDOW: Final = 2**8
 """Maximum number of elements of a window whose positions fit a byte."""
 
@@ -49,36 +41,17 @@ def mask_activations(step: LoweredStep) -> LoweredStep:
     return step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LoopTable:
-    """A shape table: loop sizes and strides of the tensors of a kernel, see ``pm_each.h``."""
+def _make_table(loops: Loops, *parameters: str) -> tuple[int, ...]:
+    """Return the shape table of the tensors of some parameters, with loops in the same order."""
+    return join_rows(zip(loops.sizes, *map(loops.strides_of, parameters), strict=True))
 
-    sizes: tuple[int, ...]
-    """Sizes of the dimensions, the innermost first."""
-    strides: tuple[tuple[int, ...], ...]
-    """For each tensor, its strides in the dimensions [elements]."""
 
-    @classmethod
-    def parse(cls, shape: Argument) -> _LoopTable:
-        """Parse the shape table of a call."""
-        sizes, *strides = table_columns(shape)
-        return cls(sizes=sizes, strides=tuple(strides))
-
-    @property
-    def elements(self) -> int:
-        """Number of iterations of all loops."""
-        return math.prod(self.sizes)
-
-    def make_table(self, *tensors: int) -> tuple[int, ...]:
-        """Return the shape table of tensors with these indices, with loops in the same order."""
-        columns = (self.sizes, *(self.strides[k] for k in tensors))
-        return (len(self.sizes), *(number for row in zip(*columns, strict=True) for number in row))
-
-    def is_in_order(self, tensor: int) -> bool:
-        """Return whether the loop accesses adjacent elements of a tensor, in memory order."""
-        lengths = accumulate(self.sizes, mul, initial=1)
-        dimensions = zip(self.sizes, self.strides[tensor], lengths, strict=False)
-        return all(size == 1 or stride == length for size, stride, length in dimensions)
+def _is_in_order(loops: Loops, parameter: str) -> bool:
+    """Return whether loops access adjacent elements of a tensor, in memory order."""
+    rows = zip(
+        loops.sizes, loops.strides_of(parameter), contiguous_strides(loops.sizes), strict=True
+    )
+    return all(size == 1 or stride == distance for size, stride, distance in rows)
 
 
 def _make_bit_buffer(elements: int) -> Buffer:
@@ -90,10 +63,10 @@ def _is_smaller(new: Buffer, old: Tensor) -> bool:
     return -(-new.bytes // ALIGNMENT) < -(-old.bytes // ALIGNMENT)
 
 
-def _bits_save_memory(step: LoweredStep, tensor: str, shape: Argument) -> bool:
-    """Return whether a mask, one bit per iteration of the shape table, is smaller than a tensor."""
+def _bits_save_memory(step: LoweredStep, tensor: str, call: Call) -> bool:
+    """Return whether a mask, one bit per iteration of a call, is smaller than a tensor."""
     old = step.graph.tensors[step.graph.tensor_index[tensor]]
-    return _is_smaller(_make_bit_buffer(_LoopTable.parse(shape).elements), old)
+    return _is_smaller(_make_bit_buffer(math.prod(ELEMENTWISE.read(call).sizes)), old)
 
 
 def _find_only_call(step: LoweredStep, k: int, *kernels: str) -> Call | None:
@@ -118,84 +91,61 @@ def _replace_input(node: Node, old: str, new: str) -> Node:
 # -- activations ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slope:
-    """The gradient of an activation whose slope has two values, selected by a comparison of x."""
+class _Gradient(NamedTuple):
+    """The call of a gradient that has a `Slope`."""
 
     call: Call
-    """The call of the gradient."""
-    loop: _LoopTable
-    """Loop over the computed gradient, the incoming gradient, and x."""
-    mask_kernel: str
-    """The kernel that compares x and writes one bit per element."""
-    limits: Mapping[str, float]
-    """Bounds for x, and the bit for NaN: the numbers of `mask_kernel`."""
-    apply_kernel: str
-    """The kernel that applies the bits to the incoming gradient."""
-    factor: Mapping[str, float]
-    """The number by which it multiplies: `factor` if the bit is 1, `slope` if it is 0."""
-
-    @property
-    def x(self) -> Ref:
-        """The compared tensor."""
-        x: Ref = self.call["x"]
-        return x
+    loops: Loops
+    slope: Slope
 
     def make_mask_call(self, mask: str) -> Call:
         """Return the call that writes the bits to buffer `mask`."""
-        tensors = {"bits": Ref(mask), "x": self.x, "shape": self.loop.make_table(2)}
-        return Call.by_name(self.mask_kernel, **tensors, **self.limits)
+        tensors = {"bits": Ref(mask), "x": self.call["x"], "shape": _make_table(self.loops, "x")}
+        return Call.by_name(self.slope.mask, **tensors, **self._find_numbers(self.slope.limits))
+
+    def make_applying_call(self, mask: str) -> Call:
+        """Return the call that applies the bits in buffer `mask`."""
+        return Call.by_name(
+            self.slope.apply,
+            out=self.call["out"],
+            x=self.call["gradient"],
+            bits=Ref(mask),
+            shape=_make_table(self.loops, "out", "gradient"),
+            **self._find_numbers(self.slope.factor),
+        )
+
+    def _find_numbers(self, terms: Mapping[str, float | str]) -> dict[str, Any]:
+        pairs = terms.items()
+        return {name: self.call[term] if isinstance(term, str) else term for name, term in pairs}
 
 
-def _parse_slope(call: Call) -> _Slope | None:
-    """Parse the gradient of threshold, leaky ReLU, hardtanh or hardsigmoid, otherwise None."""
-    mask_kernel, apply_kernel, factor = "pm_above_bits", "pm_bits_scale", {"factor": 1.0}
-    match call.kernel:
-        case "pm_threshold_backward":
-            limits = {"number": call["threshold"], "unordered": 1}
-        case "pm_leaky_relu_backward":
-            limits = {"number": 0.0, "unordered": 0}
-            apply_kernel, factor = "pm_bits_slope", {"slope": call["slope"]}
-        case "pm_hardtanh_backward":
-            mask_kernel = "pm_between_bits"
-            limits = {"low": call["low"], "high": call["high"], "unordered": 1}
-        case "pm_hardsigmoid_backward":
-            mask_kernel, factor = "pm_between_bits", {"factor": _HARDSIGMOID_SLOPE}
-            low, high = _HARDSIGMOID_INTERVAL
-            limits = {"low": low, "high": high, "unordered": 0}
-        case _:
-            return None
-    return _Slope(
-        call=call,
-        loop=_LoopTable.parse(call["shape"]),
-        mask_kernel=mask_kernel,
-        limits=limits,
-        apply_kernel=apply_kernel,
-        factor=factor,
-    )
+def _parse_gradient(call: Call) -> _Gradient | None:
+    """Return a call as a gradient whose slope has two values; None for others."""
+    slope = CATALOGUE[call.kernel].slope
+    return None if slope is None else _Gradient(call, ELEMENTWISE.read(call), slope)
 
 
-def _find_slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
-    """Find the `_Slope` of each backward node that reads a forward tensor, by index of the node.
+def _find_gradients(step: LoweredStep, tensor: str) -> dict[int, _Gradient]:
+    """Find the `_Gradient` of each backward node that reads a forward tensor, by index of the node.
 
-    Returns {} unless each of these nodes is a slope that reads the tensor only once, as x.
+    Returns {} unless each of these nodes is one that reads the tensor only once, as x.
     """
     graph = step.graph
     i = graph.tensor_index.get(tensor)
     if i is None or graph.nodes[graph.node_of[i]].phase not in (Phase.FORWARD, Phase.LOSS):
         return {}
-    slopes: dict[int, _Slope] = {}
+    gradients: dict[int, _Gradient] = {}
     for k in graph.users_of[i]:
         if not _is_backward(graph.nodes[k]):
             continue
         call = _find_only_call(step, k)
-        slope = None if call is None else _parse_slope(call)
-        if slope is None or slope.x.buffer != tensor:
+        gradient = None if call is None else _parse_gradient(call)
+        if gradient is None or gradient.call["x"].buffer != tensor:
             return {}
-        if sum(ref.buffer == tensor for ref in slope.call.refs) > 1:
+        if sum(ref.buffer == tensor for ref in gradient.call.refs) > 1:
             return {}
-        slopes[k] = slope
-    return slopes
+        gradients[k] = gradient
+    return gradients
 
 
 def _use_outputs(step: LoweredStep) -> LoweredStep:
@@ -207,52 +157,59 @@ def _use_outputs(step: LoweredStep) -> LoweredStep:
     replacements = {}
     for k, node in enumerate(step.graph.nodes):
         call = _find_only_call(step, k)
-        if call is None or call.kernel not in _FORWARD_KERNELS:
+        gradient = None if call is None else _parse_gradient(call)
+        if gradient is None or gradient.slope.activation is None:
             continue
-        x = call["x"]
-        slopes = _find_slopes(step, x.buffer)
-        if not slopes or not (len(slopes) == 1 or _bits_save_memory(step, x.buffer, call["shape"])):
+        x = gradient.call["x"]
+        readers = _find_gradients(step, x.buffer)
+        if not readers or not (
+            len(readers) == 1 or _bits_save_memory(step, x.buffer, gradient.call)
+        ):
             continue  # other gradients would still read x
-        output_and_loop = _find_output(step, call)
-        if output_and_loop is not None:
-            y, loop = output_and_loop
-            new_call = call.with_arguments(x=y, shape=loop.make_table(0, 1, 2))
+        output = _find_output(step, gradient)
+        if output is not None:
+            y, y_strides = output
+            strides = (
+                *(gradient.loops.strides_of(name) for name in ("out", "gradient")),
+                y_strides,
+            )
+            shape = join_rows(zip(gradient.loops.sizes, *strides, strict=True))
+            new_call = gradient.call.with_arguments(x=y, shape=shape)
             new_node = _replace_input(node, x.buffer, y.buffer)
             replacements[k] = [LoweredNode(new_node, (new_call,))]
     return step.edit(replacements)
 
 
-def _find_output(step: LoweredStep, gradient_call: Call) -> tuple[Ref, _LoopTable] | None:
-    """Return the activation's output that can replace x in a gradient, and the loop with it."""
-    graph, x, loop = step.graph, gradient_call["x"], _LoopTable.parse(gradient_call["shape"])
-    kernel = _FORWARD_KERNELS[gradient_call.kernel]
-    numbers = [name for name in ("low", "high", "slope") if name in gradient_call]
+def _find_output(step: LoweredStep, gradient: _Gradient) -> tuple[Ref, Numbers] | None:
+    """Return the activation's output that can replace x in a gradient, and its strides."""
+    graph, x = step.graph, gradient.call["x"]
+    numbers = [name for name in ("low", "high", "slope") if name in gradient.call]
     for k in graph.users_of[graph.tensor_index[x.buffer]]:
-        call = _find_only_call(step, k)
-        if _is_backward(graph.nodes[k]) or call is None or call.kernel != kernel or call["x"] != x:
+        call = _find_only_call(step, k, gradient.slope.activation or "")
+        if _is_backward(graph.nodes[k]) or call is None or call["x"] != x:
             continue
-        if any(call[name] != gradient_call[name] for name in numbers):
+        if any(call[name] != gradient.call[name] for name in numbers):
             continue
-        output_loop = _LoopTable.parse(call["shape"])
+        loops = ELEMENTWISE.read(call)
         is_decreasing = "slope" in numbers and not call["slope"] >= 0
-        is_equal = (output_loop.sizes, output_loop.strides[1]) == (loop.sizes, loop.strides[2])
-        if is_equal and not is_decreasing:
-            return call["out"], replace(loop, strides=(*loop.strides[:2], output_loop.strides[0]))
+        rows = ((each.sizes, each.strides_of("x")) for each in (loops, gradient.loops))
+        if len({*rows}) == 1 and not is_decreasing:
+            return call["out"], loops.strides_of("out")
     return None
 
 
 def _add_bit_masks(step: LoweredStep) -> LoweredStep:
     """Return a step with a node for each mask of one bit per element, which gradients read."""
     graph, buffers = step.graph, dict(step.buffers)
-    gradients: dict[int, LoweredNode] = {}
+    applications: dict[int, LoweredNode] = {}
     masks: dict[int, LoweredNode] = {}
     for i, tensor in enumerate(graph.tensors):
-        slopes = _find_slopes(step, tensor.name)
+        gradients = _find_gradients(step, tensor.name)
         name, producer_index = f"{tensor.name}.mask", graph.node_of[i]
-        mask_calls = {slope.make_mask_call(name) for slope in slopes.values()}
+        mask_calls = {gradient.make_mask_call(name) for gradient in gradients.values()}
         if len(mask_calls) != 1:
             continue
-        elements = next(iter(slopes.values())).loop.elements
+        elements = math.prod(next(iter(gradients.values())).loops.sizes)
         bit_buffer = _make_bit_buffer(elements)
         is_taken = name in graph.tensor_index or producer_index in masks
         if is_taken or elements == 0 or not _is_smaller(bit_buffer, tensor):
@@ -267,20 +224,12 @@ def _add_bit_masks(step: LoweredStep) -> LoweredStep:
         )
         buffers[name] = bit_buffer
         masks[producer_index] = LoweredNode(mask, (mask_calls.pop(),))
-        for k, slope in slopes.items():
-            call = Call.by_name(
-                slope.apply_kernel,
-                out=slope.call["out"],
-                x=slope.call["gradient"],
-                bits=Ref(name),
-                shape=slope.loop.make_table(0, 1),
-                **slope.factor,
-            )
+        for k, gradient in gradients.items():
             new_node = _replace_input(graph.nodes[k], tensor.name, name)
-            gradients[k] = LoweredNode(new_node, (call,))
-    replacements = {k: [operation] for k, operation in gradients.items()}
+            applications[k] = LoweredNode(new_node, (gradient.make_applying_call(name),))
+    replacements = {k: [operation] for k, operation in applications.items()}
     for k, mask_operation in masks.items():
-        replacements[k] = [gradients.get(k, step.operations[k]), mask_operation]
+        replacements[k] = [applications.get(k, step.operations[k]), mask_operation]
     return step.edit(replacements, buffers=buffers)
 
 
@@ -298,31 +247,32 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
         call = _find_only_call(step, k, "pm_dropout")
         if call is None or call["mask"].offset:
             continue
-        loop, name = _LoopTable.parse(call["shape"]), call["mask"].buffer
+        loops, name = ELEMENTWISE.read(call), call["mask"].buffer
         users = graph.users_of[graph.tensor_index[name]]
         user_calls = [_find_only_call(step, user, "pm_mask_scale") for user in users]
         applications = [
-            (user, user_call, _LoopTable.parse(user_call["shape"]))
+            (user, user_call, ELEMENTWISE.read(user_call))
             for user, user_call in zip(users, user_calls, strict=True)
             if user_call is not None and user_call["mask"] == Ref(name)
         ]
-        if len(applications) != len(users) or not loop.is_in_order(1):
+        if len(applications) != len(users) or not _is_in_order(loops, "mask"):
             continue
+        elements = math.prod(loops.sizes)
         if any(
-            user_loop.elements != loop.elements or not user_loop.is_in_order(2)
-            for _, _, user_loop in applications
+            math.prod(user_loops.sizes) != elements or not _is_in_order(user_loops, "mask")
+            for _, _, user_loops in applications
         ):
             continue
-        bit_buffer = _make_bit_buffer(loop.elements)
+        bit_buffer = _make_bit_buffer(elements)
         mask = Node(
             name=f"{node.name}.mask",
             op="mask",
             phase=node.phase,
             outputs=(Tensor(name=name, bytes=bit_buffer.bytes),),
-            flops=loop.elements,
+            flops=elements,
         )
         buffers[name] = bit_buffer
-        numbers = {"n": loop.elements, "site": call["site"], "threshold": call["threshold"]}
+        numbers = {"n": elements, "site": call["site"], "threshold": call["threshold"]}
         mask_call = Call.by_name("pm_dropout_bits", bits=Ref(name), **numbers)
         other_outputs = tuple(tensor for tensor in node.outputs if tensor.name != name)
         applying_node = replace(
@@ -330,18 +280,19 @@ def _draw_dropout_bits(step: LoweredStep) -> LoweredStep:
         )
         replacements[k] = [
             LoweredNode(mask, (mask_call,)),
-            LoweredNode(applying_node, (_apply_bits(call, loop.make_table(0, 2)),)),
+            LoweredNode(applying_node, (_apply_bits(call, loops),)),
         ]
-        for user, user_call, user_loop in applications:
-            bits_call = _apply_bits(user_call, user_loop.make_table(0, 1))
+        for user, user_call, user_loops in applications:
+            bits_call = _apply_bits(user_call, user_loops)
             new_node = replace(graph.nodes[user], bytes_moved=None)
             replacements[user] = [LoweredNode(new_node, (bits_call,))]
     return step.edit(replacements, buffers=buffers)
 
 
-def _apply_bits(call: Call, shape: tuple[int, ...]) -> Call:
+def _apply_bits(call: Call, loops: Loops) -> Call:
     """Return the call that applies a mask of bits as `call` draws or applies one of bytes."""
     arguments = {name: call[name] for name in ("out", "x", "factor")}
+    shape = _make_table(loops, "out", "x")
     return Call.by_name("pm_bits_scale", **arguments, bits=call["mask"], shape=shape)
 
 

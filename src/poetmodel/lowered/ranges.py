@@ -7,9 +7,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from poetmodel.lowered.calls import Call, DataType, Ref
-from poetmodel.lowered.catalogue import CATALOGUE
+from poetmodel.lowered.catalogue import CATALOGUE, read_loops
 from poetmodel.lowered.instructions import estimate_call_instructions
-from poetmodel.lowered.loops import merge_dimensions, table_columns
+from poetmodel.lowered.loops import join_rows, merge_dimensions, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -93,25 +93,26 @@ def _find_canonical_elements(offset: int, sizes: Numbers, strides: Numbers) -> t
     rows = merge_dimensions(
         [tuple(size for _, size in loops), tuple(stride for stride, _ in loops)]
     ) or [[1, 0]]
-    return first, (len(rows), *(number for row in rows for number in row))
+    return first, join_rows(rows)
 
 
 def trace_copies(indices: Indices, writers: Mapping[str, Iterable[Call]]) -> Indices:
-    """Return the original source of copied indices, following chains of ``pm_copy_int`` calls.
+    """Return the original source of copied indices, following chains of copies.
 
     The permitted range stays. `writers` has, by buffer, the calls that read or write the buffer in
     the node that computes it.
     """
     calls = list(writers.get(indices.ref.buffer, ()))
-    if len(calls) != 1 or calls[0].kernel != "pm_copy_int":
+    loops = read_loops(calls[0]) if len(calls) == 1 and calls[0].is_copy else None
+    if loops is None:
         return indices
-    target, source = calls[0]["out"], calls[0]["x"]
-    sizes, target_strides, source_strides = table_columns(calls[0]["shape"])
-    copied = _find_canonical_elements(target.offset, sizes, target_strides)
+    copied, (first, table) = (
+        _find_canonical_elements(loops.call[name].offset, loops.sizes, loops.strides_of(name))
+        for name in ("out", "x")
+    )
     if copied != (indices.ref.offset, indices.shape):
         return indices
-    first, table = _find_canonical_elements(source.offset, sizes, source_strides)
-    original = replace(indices, ref=Ref(source.buffer, first), shape=table)
+    original = replace(indices, ref=Ref(loops.call["x"].buffer, first), shape=table)
     return trace_copies(original, writers)
 
 
@@ -120,7 +121,7 @@ def find_input_indices(step: LoweredStep) -> Iterator[tuple[Indices, Indices]]:
     input_names = {tensor.pieces[0].buffer for tensor in step.inputs}
     writers = {
         tensor.name: [call for call in calls if tensor.name in call.buffers]
-        for node, calls in zip(step.graph.nodes, step.calls, strict=True)
+        for node, calls in step.operations
         for tensor in node.outputs
     }
     for call in chain.from_iterable(step.calls):
@@ -141,7 +142,7 @@ def find_real_inputs(step: LoweredStep) -> Iterator[NamedTensor]:
 def number_check_instructions(step: LoweredStep) -> int:
     """Return the estimated instructions of checks that inputs are finite; no node includes them."""
     checks = (
-        Call("pm_finite", (Ref(tensor.pieces[0].buffer), tensor.elements))
+        Call.by_name("pm_finite", x=Ref(tensor.pieces[0].buffer), n=tensor.elements)
         for tensor in find_real_inputs(step)
     )
     return round(sum(map(estimate_call_instructions, checks)))

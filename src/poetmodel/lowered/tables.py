@@ -14,7 +14,8 @@ import numpy as np
 from poetmodel.errors import InputError, join_names
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import Buffer, Call, DataType, NamedTensor, Ref
-from poetmodel.lowered.loops import merge_dimensions, table_columns
+from poetmodel.lowered.forms import ELEMENTWISE
+from poetmodel.lowered.loops import join_rows, merge_dimensions
 from poetmodel.lowered.step import LoweredNode
 
 if TYPE_CHECKING:
@@ -159,9 +160,12 @@ def _add_lookup(
     byte_buffer = byte_tensor.pieces[0].buffer
     shape, elements = byte_tensor.shape, step.buffers[byte_buffer].elements
     real_buffer = _unused_name("lookup", {*step.buffers, *(node.name for node in step.graph.nodes)})
-    call = Call(
+    call = Call.by_name(
         LOOKUP_KERNEL,
-        (Ref(real_buffer), Ref(byte_buffer), Ref(table), _make_lookup_shape(name, shape, channels)),
+        out=Ref(real_buffer),
+        x=Ref(byte_buffer),
+        table=Ref(table),
+        shape=_make_lookup_shape(name, shape, channels),
     )
     lookup_node = Node(
         name=real_buffer,
@@ -213,8 +217,7 @@ def _make_lookup_shape(name: str, shape: Numbers, channels: int) -> Numbers:
     sizes = (inner_size, math.prod(shape[dimension : dimension + 1]), outer_size)
     strides = (1, inner_size, math.prod(shape[dimension:]))
     loops = merge_dimensions((sizes, strides, strides, (0, BYTE_VALUES if channels > 1 else 0, 0)))
-    loops = loops or [[1, 0, 0, 0]]
-    return (len(loops), *(number for loop in loops for number in loop))
+    return join_rows(loops or [[1, 0, 0, 0]])
 
 
 def fuse_byte_quantization(step: LoweredStep) -> LoweredStep:
@@ -286,15 +289,12 @@ def _find_fusible_pairs(step: LoweredStep) -> Iterator[tuple[int, int, dict[str,
 def _make_fused_arguments(lookup_call: Call, quantize_call: Call) -> dict[str, int] | None:
     """Return the arguments of the fused kernel, strides in elements; None if it cannot do both."""
     batch, channels, plane = (quantize_call[name] for name in ("batch", "channels", "plane"))
-    refs, (sizes, *lookup_strides) = (
-        lookup_call.refs,
-        table_columns(lookup_call["shape"]),
-    )
-    elements = int(np.prod([batch, channels, plane]))
-    if any(ref.offset for ref in refs) or int(np.prod(sizes)) != elements:
+    loops = ELEMENTWISE.read(lookup_call)
+    elements = math.prod((batch, channels, plane))
+    if any(ref.offset for ref in loops.refs) or math.prod(loops.sizes) != elements:
         return None
-    grid = np.indices(tuple(sizes)).reshape(len(sizes), -1)
-    out, x, table = (np.array(dimension_strides) @ grid for dimension_strides in lookup_strides)
+    grid = np.indices(loops.sizes).reshape(len(loops.sizes), -1)
+    out, x, table = (np.array(loops.strides_of(name)) @ grid for name in ("out", "x", "table"))
     if not np.array_equal(np.sort(out), np.arange(elements)):
         return None
     order = np.argsort(out)

@@ -10,27 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from poetmodel.graph import Phase, Tensor
 from poetmodel.lowered.calls import WORKSPACE, Buffer, Call, DataType, Ref
 from poetmodel.lowered.catalogue import find_form, write_loops
-from poetmodel.lowered.forms import ELEMENTWISE
+from poetmodel.lowered.forms import ELEMENTWISE, MATRIX_PRODUCT, SUM
 from poetmodel.lowered.fusing import fuse_updates, split_fused_updates
-from poetmodel.lowered.loops import (
-    Loops,
-    make_shape_table,
-    table_columns,
-)
+from poetmodel.lowered.loops import Loops, join_rows, make_shape_table, table_columns
 from poetmodel.lowered.step import LoweredNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Node
+    from poetmodel.lowered.loops import Numbers
     from poetmodel.lowered.step import LoweredStep
+
+
+_ADD: Final = "pm_add"
+"""The kernel that adds real numbers."""
 
 
 def unroll_weight_gradients(step: LoweredStep) -> LoweredStep:
@@ -164,7 +165,9 @@ def _divide_call(call: Call, pieces: Mapping[str, _Pieces]) -> _DividedCall | No
                 if (piece_call := _restrict_to_piece(loops_of_piece, pieces)) is not None
             ]
             if len(piece_calls) == len(piece_loops):
-                return _DividedCall(piece_calls=tuple(piece_calls), is_sum=loops.strides[0][d] == 0)
+                return _DividedCall(
+                    piece_calls=tuple(piece_calls), is_sum=not loops.strides_of("out")[d]
+                )
     return None
 
 
@@ -200,7 +203,7 @@ class _Division:
 
     def is_copy(self, k: int) -> bool:
         """Return whether all calls of node `k` are copies; True without calls."""
-        return all(call.kernel == "pm_copy" for call in self.step.calls[k])
+        return all(call.is_copy for call in self.step.calls[k])
 
     # -- tensors to divide -----------------------------------------------------------------------
 
@@ -267,7 +270,7 @@ class _Division:
         return (
             divided_call is not None
             and divided_call.is_sum
-            and call.kernel in _SUMS
+            and find_form(call) in _SUMS
             and not (inputs - {name}) & self.state_names
         )
 
@@ -430,11 +433,11 @@ class _Division:
 
 def _is_plain_sum(call: Call) -> bool:
     """Return whether a call is a sum or product that does not add to earlier values."""
-    return call.kernel == "pm_sum" or (call.kernel == "pm_mm" and not call["accumulate"])
+    return find_form(call) in _SUMS and not call.named_arguments.get("accumulate")
 
 
-_SUMS: Final = ("pm_mm", "pm_sum")
-"""Kernels whose results for single pieces can be added up."""
+_SUMS: Final = (MATRIX_PRODUCT, SUM)
+"""Forms of kernels whose results for single pieces can be added up."""
 
 
 def _find_contiguous_sequence(pairs: Iterable[tuple[int, int]], elements: int) -> tuple[int, int]:
@@ -612,15 +615,16 @@ class _Rewriter:
         State is unsuitable, because updates overwrite it. Inputs of the step and constants of any
         size are suitable: they stay in memory until the end of the step. Readers are not checked.
         """
-        if len(piece_calls) != 1 or piece_calls[0].call.kernel != "pm_copy":
+        if len(piece_calls) != 1 or not piece_calls[0].call.is_copy:
             return None
         copy = self._resolve_loops(piece_calls[0])
         if copy is None:
             return None
+        out, x = map(copy.index_of, ("out", "x"))
         target_indices, source_indices = (
-            np.broadcast_to(copy.element_indices(k), copy.sizes) for k in range(2)
+            np.broadcast_to(copy.element_indices(k), copy.sizes) for k in (out, x)
         )
-        name = copy.refs[1].buffer
+        name = copy.refs[x].buffer
         has_other_size = name in self.ready_after and self.buffers[name].elements != pieces.elements
         if (
             name in self.division.state_names
@@ -668,17 +672,18 @@ class _Rewriter:
             if len(calls) == 1 and find_form(calls[0]) is ELEMENTWISE
             else None
         )
-        if loops is None or loops.refs[0] != Ref(out):
+        if loops is None or loops.refs[loops.index_of("out")] != Ref(out):
             return ()
-        for ref, strides in zip(loops.refs[1:], loops.strides[1:], strict=True):
+        for ref, strides in zip(loops.refs, loops.strides, strict=True):
             buffer_strides = [
                 other_strides
                 for other_ref, other_strides in zip(loops.refs, loops.strides, strict=True)
                 if other_ref.buffer == ref.buffer
             ]
             if (
-                strides == loops.strides[0]
+                strides == loops.strides_of("out")
                 and ref.offset == 0
+                and ref.buffer != out
                 and buffer_strides == [strides]
                 and ref.buffer in self.ready_after
                 and ref.buffer not in self.division.state_names
@@ -738,7 +743,7 @@ class _Rewriter:
             calls: list[Call] = []
             if previous_name:
                 count = self.old_step.buffers[result.name].elements
-                calls.append(Call("pm_copy", (Ref(name), Ref(previous_name), (1, count, 1, 1))))
+                calls.append(_copy(name, previous_name, count))
             for _, _, call, _ in link:
                 calls += (
                     self._make_addition_calls(call, result.name, name)
@@ -771,7 +776,7 @@ class _Rewriter:
 
     def _make_addition_calls(self, call: Call, result_name: str, out: str) -> list[Call]:
         """Return calls that add the result of `call`, a product or sum, to buffer `out`."""
-        if call.kernel == "pm_mm":
+        if find_form(call) is MATRIX_PRODUCT:
             return [call.with_arguments(out=Ref(out), accumulate=1)]
         loops = _read_loops(call)
         if loops is None:
@@ -779,12 +784,11 @@ class _Rewriter:
         count = self.old_step.buffers[result_name].elements
         rank = len(table_columns(call["outer"])[0])
         if prod(loops.sizes[rank:]) == 1 and call["divisor"] == 1.0:
-            table = make_shape_table(
-                (loops.sizes, loops.strides[0], loops.strides[0], loops.strides[1])
-            )
+            out_strides = loops.strides_of("out")
+            table = make_shape_table((loops.sizes, out_strides, out_strides, loops.strides_of("x")))
             if table is not None:
-                return [Call("pm_add", (Ref(out), Ref(out), loops.refs[1], table, 1.0))]
-        addition = Call("pm_add", (Ref(out), Ref(out), Ref(WORKSPACE), (1, count, 1, 1, 1), 1.0))
+                return [_add(out, loops.refs[loops.index_of("x")], table)]
+        addition = _add(out, Ref(WORKSPACE), join_rows([(count, 1, 1, 1)]))
         return [call.with_arguments(out=Ref(WORKSPACE)), addition]
 
     # -- order -------------------------------------------------------------------------------------
@@ -843,6 +847,17 @@ def _resolve_alias(loops: Loops | None, name: str, alias: tuple[str, np.ndarray]
     return None if loops is None or write_loops(loops) is None else loops
 
 
+def _copy(out: str, x: str, count: int) -> Call:
+    """Return the copy of a tensor of real numbers."""
+    shape = join_rows([(count, 1, 1)])
+    return Call.by_name(DataType.REAL.copy_kernel, out=Ref(out), x=Ref(x), shape=shape)
+
+
+def _add(out: str, term: Ref, shape: Numbers) -> Call:
+    """Return the call that adds a term to a tensor."""
+    return Call.by_name(_ADD, out=Ref(out), x=Ref(out), y=term, shape=shape, alpha=1.0)
+
+
 def _make_piece_name(name: str, t: int) -> str:
     return f"{name}[{t}]"
 
@@ -869,10 +884,10 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
     for k, (node, calls) in enumerate(step.operations):
         earlier_sum = product = out = ""
         n = 0
-        terms = _find_summed_tensors(calls)
-        if terms is not None and all(name in position_of for name in terms[1:]):
-            earlier_sum, product = sorted(terms[1:], key=position_of.__getitem__)
-            out, n = terms[0], calls[0]["shape"][1]
+        addition = _find_addition(calls)
+        if addition is not None and position_of.keys() >= {*addition.terms}:
+            earlier_sum, product = sorted(addition.terms, key=position_of.__getitem__)
+            out, n = addition.out, addition.elements
         product_node, product_calls = operations[position_of[product]] if product else (node, calls)
         if (
             product not in returned_names
@@ -883,7 +898,7 @@ def _fuse_gradient_sums(step: LoweredStep) -> LoweredStep:
         ):
             removed_names.add(product)
             position_of[out] = position_of[product]
-            copy_call = Call("pm_copy", (Ref(out), Ref(earlier_sum), (1, n, 1, 1)))
+            copy_call = _copy(out, earlier_sum, n)
             adding_call = product_calls[0].with_arguments(out=Ref(out), accumulate=1)
             fused_node = replace(
                 product_node,
@@ -913,20 +928,27 @@ def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool
     return call["out"] == Ref(name) and is_whole and not call["accumulate"]
 
 
-def _find_summed_tensors(calls: Sequence[Call]) -> tuple[str, str, str] | None:
-    """Return (sum, term, other term) of a node that adds two dense tensors; None for others."""
-    if len(calls) != 1 or calls[0].kernel != "pm_add" or calls[0]["alpha"] != 1.0:
+class _Addition(NamedTuple):
+    """The sum of two dense tensors."""
+
+    out: str
+    terms: tuple[str, str]
+    elements: int
+
+
+def _find_addition(calls: Sequence[Call]) -> _Addition | None:
+    """Return the sum of a node that only adds two dense tensors; None for others."""
+    if len(calls) != 1 or calls[0].kernel != _ADD or calls[0]["alpha"] != 1.0:
         return None
-    out, x, y = calls[0].refs
-    n_dimensions, _, *strides = calls[0]["shape"]
-    is_dense = n_dimensions == 1 and strides == [1, 1, 1]
-    has_offset = out.offset or x.offset or y.offset
-    return (out.buffer, x.buffer, y.buffer) if is_dense and x != y and not has_offset else None
+    out, x, y = (calls[0][name] for name in ("out", "x", "y"))
+    sizes, *strides = table_columns(calls[0]["shape"])
+    is_dense = {*strides} == {(1,)} and x != y and not (out.offset or x.offset or y.offset)
+    return _Addition(out.buffer, (x.buffer, y.buffer), sizes[0]) if is_dense else None
 
 
 def _is_gradient_product(call: Call) -> bool:
     """Return whether a call is a product whose factors lie as in the gradient of a weight."""
-    return call.kernel == "pm_mm" and call["a_row"] == 1 == call["b_column"]
+    return find_form(call) is MATRIX_PRODUCT and call["a_row"] == 1 == call["b_column"]
 
 
 def _ends_with_gradient_product(node: Node, calls: Sequence[Call]) -> bool:

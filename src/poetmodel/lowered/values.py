@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from poetmodel.errors import InputError, join_names
+from poetmodel.lowered.catalogue import CATALOGUE
 from poetmodel.lowered.tables import LOOKUP_KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from poetmodel.lowered.step import LoweredStep
-
-_MOMENTUM: Final = "pm_momentum"
-"""The kernel whose momentum buffer is all NaN before the first step."""
 
 
 def check_values(step: LoweredStep) -> None:
@@ -49,11 +47,12 @@ def _find_nonfinite(step: LoweredStep) -> Iterator[str]:
     state_names = {tensor.pieces[0].buffer: tensor.name for tensor in step.states}
     calls = [call for node_calls in step.calls for call in node_calls]
     table_names = {call["table"].buffer for call in calls if call.kernel == LOOKUP_KERNEL}
-    momentum_names = {call["buffer"].buffer for call in calls if call.kernel == _MOMENTUM}
+    unset_parameters = ((call, CATALOGUE[call.kernel].begins_as_nan) for call in calls)
+    unset_names = {call[name].buffer for call, name in unset_parameters if name is not None}
     for name, values in step.values.items():
         if name in table_names or np.isfinite(values).all():
             continue
-        is_new = name in momentum_names and np.isnan(values).all()
+        is_new = name in unset_names and np.isnan(values).all()
         is_mask = name not in replaced_names and np.isfinite(values[values != -np.inf]).all()
         if not (is_new or is_mask):
             yield state_names.get(name, name)
