@@ -261,7 +261,7 @@ def _find_frozen_nodes(step: LoweredStep) -> Iterator[int]:
     """
     input_buffers = {value.pieces[0].buffer for value in step.inputs}
     frozen_tensors: set[str] = set()
-    for k, (node, calls) in enumerate(zip(step.graph.nodes, step.calls, strict=True)):
+    for k, (node, calls) in enumerate(step.operations):
         is_random = any(find_kernel(call.kernel).is_random for call in calls)
         if node.is_state or is_random or not frozen_tensors.issuperset(node.inputs):
             continue

@@ -87,7 +87,7 @@ def make_manifest(deployment: Deployment, names: Sequence[str]) -> str:
         "slots": list(deployment.slots),
         "nodes": [
             {"name": node.name, "op": node.op, "kernels": [call.kernel for call in calls]}
-            for node, calls in zip(step.graph.nodes, step.calls, strict=True)
+            for node, calls in step.operations
         ],
         "program": [[str(op), index] for op, index in plan.program],
         "tensors": [tensor.name for tensor in step.graph.tensors],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
@@ -34,16 +33,6 @@ def load_table() -> dict[str, dict[str, float]]:
     text = (files("poetmodel.lowered") / TABLE_FILE).read_text(encoding="utf-8")
     costs: dict[str, dict[str, float]] = json.loads(text)
     return costs
-
-
-def with_instructions(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) -> tuple[Node, ...]:
-    """Return the nodes of a step, each with its `estimate_instructions` for one computation."""
-    return tuple(
-        node
-        if node.is_state
-        else replace(node, instructions=estimate_instructions(node, node_calls))
-        for node, node_calls in zip(nodes, calls, strict=True)
-    )
 
 
 def estimate_instructions(node: Node, calls: Iterable[Call]) -> int:

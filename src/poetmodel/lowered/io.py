@@ -252,7 +252,7 @@ def _find_call_errors(step: LoweredStep, constant_names: Collection[str]) -> Ite
     """Yield an error if `calls` has not one list for each node, then the errors of all calls."""
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
-    for node, calls in zip(step.graph.nodes, step.calls, strict=False):
+    for node, calls in step.operations:
         writable_names = {tensor.replaces or tensor.name for tensor in node.outputs}
         writable_names.update(ref.buffer for ref in (step.output.pieces if step.output else ()))
         for call in calls:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.graph import Node, Phase, Tensor
 from poetmodel.lowered.calls import DataType
-from poetmodel.lowered.instructions import with_instructions
+from poetmodel.lowered.instructions import estimate_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,6 +28,13 @@ class LoweredNode(NamedTuple):
     node: Node
     calls: tuple[Call, ...]
     """Empty for nodes that hold state."""
+
+    def with_instructions(self) -> LoweredNode:
+        """Return the operation with its estimated instructions; state has none."""
+        if self.node.is_state:
+            return self
+        count = estimate_instructions(self.node, self.calls)
+        return self._replace(node=replace(self.node, instructions=count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +110,8 @@ class LoweredStep:
         with unchanged state.
         """
         loss = changes.get("loss", self.loss)
-        ordered = defer_updates(operations, loss.buffer)
-        calls = tuple(operation.calls for operation in ordered)
-        nodes = with_instructions((operation.node for operation in ordered), calls)
+        ordered = [one.with_instructions() for one in defer_updates(operations, loss.buffer)]
+        nodes, calls = tuple(one.node for one in ordered), tuple(one.calls for one in ordered)
         return replace(self, graph=replace(self.graph, nodes=nodes), calls=calls, **changes)
 
     def edit(

@@ -89,7 +89,7 @@ def min_tiled_bytes(
     state_names = {graph.tensors[i].name for i in graph.state_tensors}
     excluded_state = state_names if reads_in_place or is_resident else set()
     bound = 0
-    for node, calls in zip(graph.nodes, tiling.undivided_step.calls, strict=True):
+    for node, calls in tiling.undivided_step.operations:
         if node.phase != Phase.FORWARD:
             continue
         excluded_names = {new_name for new_name, _ in node.in_place} | excluded_state
@@ -275,8 +275,8 @@ class _Tiling:
             if name in self.graph.tensor_index and name not in self._undivided_names
         }
         fixed_names = set(self._fixed_slices)
-        for node, calls, loops_of_calls in zip(
-            self.graph.nodes, self.undivided_step.calls, self._channel_loops, strict=True
+        for (node, calls), loops_of_calls in zip(
+            self.undivided_step.operations, self._channel_loops, strict=True
         ):
             for call, channel_loops in zip(calls, loops_of_calls, strict=True):
                 if channel_loops is None or node.workspace_bytes:

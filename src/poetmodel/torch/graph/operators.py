@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -15,11 +15,25 @@ if TYPE_CHECKING:
     from torch import fx
 
     Kernel = Callable[..., Any]
+F = TypeVar("F")
 
 _COLLECTIVES: Final = ("_c10d_functional", "c10d_functional")
 """Namespaces of functional collectives."""
 _COPYING_COLLECTIVES: Final = ("all_reduce", "broadcast")
 """Collectives that clone their input first."""
+
+
+def registering(table: dict[Any, F]) -> Callable[..., Callable[[F], F]]:
+    """Return a decorator, with keys as arguments, that adds a function to a table."""
+
+    def with_keys(*keys: Any) -> Callable[[F], F]:
+        def register(function: F) -> F:
+            table.update(dict.fromkeys(keys, function))
+            return function
+
+        return register
+
+    return with_keys
 
 
 def operator_name(node: fx.Node) -> str:

@@ -17,8 +17,8 @@ from poetmodel.errors import InputError, join_names, quote
 from poetmodel.torch.errors import convert_exceptions, require_package, suppress_warnings
 from poetmodel.torch.graph.operators import module_path
 from poetmodel.torch.int8.front import QuantizedFront
-from poetmodel.torch.int8.reader import Training
-from poetmodel.torch.int8.reading import check_operators, convert_front, is_converted
+from poetmodel.torch.int8.reader import Reader, Training
+from poetmodel.torch.int8.reading import is_converted
 from poetmodel.torch.int8.registry import PATTERNS
 from poetmodel.torch.int8.training import ROUNDINGS
 
@@ -176,18 +176,18 @@ def convert_network(
     `label` is the name of the module in messages. The caller checks `rounding` and `headroom`.
     """
     if train is None:
-        return convert_front(converted_module, label=label or "quantized front")
+        return Reader(converted_module, label or "quantized front", Training()).convert()
     nodes = _select_trained_nodes(converted_module, train, f"{label}: train" if label else "train")
     training = Training(nodes, rounding=rounding, headroom=float(headroom))
-    return convert_front(converted_module, label=label or "quantized network", training=training)
+    return Reader(converted_module, label or "quantized network", training).convert()
 
 
 def check_prepared(prepared_module: Any, *, train: str | Sequence[str] | None) -> None:
-    """Raise `InputError` as `check_operators` does, and as `_select_trained_nodes` for `train`."""
+    """Raise `InputError` for operators without a kernel, and for a wrong selection `train`."""
     label, nodes = "quantized front", frozenset[Any]()
     if train is not None:
         label, nodes = "quantized network", _select_trained_nodes(prepared_module, train, "train")
-    check_operators(prepared_module, label=label, training=Training(nodes))
+    Reader(prepared_module, label, Training(nodes)).check_operators()
 
 
 def check_training(rounding: str, headroom: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from poetmodel.errors import InputError
 from poetmodel.torch.graph.operators import arguments_with_defaults, module_path, operator_name
 from poetmodel.torch.int8.front import QuantizedFront, QuantizedLayer, Wire
 from poetmodel.torch.int8.levels import Levels, to_float32
+from poetmodel.torch.int8.registry import PATTERNS
 from poetmodel.torch.int8.training import ROUNDINGS, QuantizedNetwork, TrainedLayer
 from poetmodel.torch.int8.values import (
     INPUT,
@@ -26,9 +27,6 @@ from poetmodel.torch.int8.values import (
     PendingLayer,
     QuantizedValue,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 NAMESPACE: Final = "quantized_decomposed"
 """Namespace of PT2E's operators that quantize and dequantize."""
@@ -48,7 +46,7 @@ multiplied."""
 class Training:
     """The layers of a PT2E module that train, and the options of their training."""
 
-    nodes: frozenset[fx.Node]
+    nodes: frozenset[fx.Node] = frozenset()
     """Nodes of the convolutions and linear layers that train; empty for a frozen front."""
     rounding: str = ROUNDINGS[0]
     """One of `ROUNDINGS`."""
@@ -77,8 +75,6 @@ class Reader:
     label: str
     """Name of the module in messages."""
     training: Training
-    patterns: Mapping[Any, Callable[[Reader, fx.Node], Any]]
-    """The function that converts each operator between dequantize and quantize to a value."""
     values: dict[fx.Node, Any] = field(default_factory=dict)
     """Results of `_convert_node`, by node."""
     layers: dict[str, QuantizedLayer] = field(default_factory=dict)
@@ -126,7 +122,7 @@ class Reader:
             if not varying_nodes.intersection(node.all_input_nodes):
                 continue
             varying_nodes.add(node)
-            has_pattern = is_quantizing(node) or node.target in self.patterns
+            has_pattern = is_quantizing(node) or node.target in PATTERNS
             is_size = isinstance(node.meta.get("val"), int | torch.SymInt)
             if node.op == "call_function" and node in ancestors and not has_pattern and not is_size:
                 self.refuse(node, self._no_kernel_message(node))
@@ -165,7 +161,7 @@ class Reader:
             return None  # a size, such as the batch size
         if is_quantizing(node):
             return self._convert_quantization(node)
-        convert = self.patterns.get(node.target)
+        convert = PATTERNS.get(node.target)
         if convert is None:
             self.refuse(node, self._no_kernel_message(node))
         return convert(self, node)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 from torch import fx, nn
 
 from poetmodel.torch.int8.reader import Reader, Training, is_quantizing
-from poetmodel.torch.int8.registry import PATTERNS
-
-if TYPE_CHECKING:
-    from poetmodel.torch.int8.front import QuantizedFront
 
 
 def is_converted(module: nn.Module) -> bool:
@@ -35,7 +30,7 @@ def _replace_converted(
     if module not in results:
         results[module] = module  # if a module contains itself, the original stays
         if is_converted(module):
-            results[module] = front = convert_front(module, label=_front_label(path))
+            results[module] = front = Reader(module, _front_label(path), Training()).convert()
             front.replaced_parameters = tuple(module.parameters())
             return front
         children = {
@@ -48,18 +43,6 @@ def _replace_converted(
             module_copy._modules = {**module._modules, **children}  # noqa: SLF001
             results[module] = module_copy
     return results[module]
-
-
-def convert_front(
-    module: nn.Module, *, label: str = "quantized front", training: Training | None = None
-) -> QuantizedFront:
-    """Convert a PT2E module to a front, or to a `QuantizedNetwork` if `training` has nodes."""
-    return Reader(module, label, training or Training(frozenset()), PATTERNS).convert()
-
-
-def check_operators(module: nn.Module, *, label: str, training: Training) -> None:
-    """Raise `InputError` if the result of a prepared module needs an operator without a kernel."""
-    Reader(module, label, training, PATTERNS).check_operators()
 
 
 def _front_label(path: str) -> str:
