@@ -24,7 +24,7 @@ CHECKED = {
         y, 1 + y.square(), validate_args=True
     ).log_prob(torch.zeros(4)),
     "lazy property": lambda _, y, __: (
-        -torch.distributions.Bernoulli(logits=y).log_prob(torch.ones(4))
+        -torch.distributions.Bernoulli(logits=y, validate_args=True).log_prob(torch.ones(4))
     ),
     "check of an argument": lambda _, y, __: (
         -torch.distributions.MultivariateNormal(
