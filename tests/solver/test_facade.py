@@ -352,11 +352,12 @@ def test_building_ends_with_the_time_limit(formulation, monkeypatch, caplog):
 @pytest.mark.parametrize(("formulation", "threads"), [("compact", 1), ("lazy", 1), ("lazy", 2)])
 def test_a_solver_that_looks_at_no_clock_is_left_behind(formulation, threads, monkeypatch):
     """The schedule at that time is the result; later reports are ignored."""
-    problem, over, told = skip_problem(), threading.Event(), []
+    problem, solved, over, told = skip_problem(), threading.Event(), threading.Event(), []
     run, best = Highs.run, solve(problem)
 
     def run_on(self, call):
         raw = run(self, call)
+        solved.set()
         over.wait()
         call.report_solution(-1.0, lambda: np.zeros(call.form.n_columns), -1.0)
         return raw
@@ -365,10 +366,9 @@ def test_a_solver_that_looks_at_no_clock_is_left_behind(formulation, threads, mo
     result = solve(
         problem, formulation=formulation, threads=threads, time_limit=2.0, on_progress=told.append
     )
-    assert not over.is_set()
     assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
     assert not check_schedule(problem, result.require_schedule()).violations
-    if formulation == "compact":
+    if formulation == "compact" and solved.is_set():  # a busy machine may be slower
         assert result.value == best.value
     before = len(told)
     over.set()
