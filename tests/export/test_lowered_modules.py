@@ -1,13 +1,15 @@
 """Steps of small networks, lowered and executed in double, against PyTorch's autograd."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from kit.kernel_calls import execute_steps
+from kit.elementwise_calls import UNARY
+from kit.kernel_calls import call_operation, execute_steps
 from kit.rotation import mark_seeds_except
 from kit.traced_models import FunctionModule
 from poetmodel.torch.errors import CaptureError
@@ -58,16 +60,17 @@ def words():
 
 
 LAYERS = (
-    nn.Hardswish(), nn.Hardsigmoid(), nn.ReLU6(), nn.LeakyReLU(), nn.ELU(), nn.SELU(), nn.CELU(),
-    nn.Softplus(), nn.Mish(), nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.Softmax(-1),
-    nn.LogSoftmax(0), nn.LogSigmoid(), nn.PReLU(), nn.Softsign(), nn.Threshold(0.1, 0.2),
+    nn.Softmax(-1), nn.LogSoftmax(0), nn.LogSigmoid(), nn.PReLU(), nn.Softsign(), nn.CELU(),
     nn.RMSNorm(WIDTH, eps=2**-16),  # PyTorch rounds it to float
     nn.LayerNorm(WIDTH),
 )  # fmt: skip
 ACTIVATIONS = {str(layer): layer for layer in LAYERS}
+OPERATORS = {
+    name: partial(call_operation, operation)
+    for name, operation in UNARY.items()
+    if name != "sgn"  # its gradient, a tensor of zeros, has no kernel
+}
 FUNCTIONS = {
-    "clamp": lambda x: x.clamp(-0.3, 0.3),
-    "square": lambda x: x**2,
     "power": lambda x: x.abs() ** 1.5,
     "roots": lambda x: (x * x + 1).sqrt() + (x * x + 1).rsqrt(),
     "quotients": lambda x: 1 / (x * x + 1) + x / (x.exp() + 1),
@@ -195,12 +198,14 @@ def _twice_as_wide(loss):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    mark_seeds_except([*ACTIVATIONS, *FUNCTIONS], {"stacked", "indexed", "turned", "products"}),
+    mark_seeds_except(
+        [*ACTIVATIONS, *OPERATORS, *FUNCTIONS], {"stacked", "indexed", "turned", "products"}
+    ),
 )
 def test_functions(name):
     """A function between two layers, and its gradient."""
     torch.manual_seed(0)
-    model = between(copy.deepcopy((ACTIVATIONS | FUNCTIONS)[name]))
+    model = between(copy.deepcopy((ACTIVATIONS | OPERATORS | FUNCTIONS)[name]))
     check(model, functional.mse_loss, real(ROWS, WIDTH, seed=2), real(ROWS, WIDTH, seed=3))
 
 

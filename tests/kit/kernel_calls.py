@@ -293,9 +293,14 @@ def check(operator, *args, tolerance=TOLERANCE, strides=None, **kwargs):
 
 def check_call(operation, *tensors):
     """Check an operation of a table: (operator, arguments after `tensors`, keywords if any)."""
+    return call_operation((partial(check, operation[0]), *operation[1:]), *tensors)
+
+
+def call_operation(operation, *tensors):
+    """Return the result of an operation of a table; see `check_call`."""
     operator, *arguments = operation
     keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
-    return check(operator, *tensors, *arguments, **keywords)
+    return operator(*tensors, *arguments, **keywords)
 
 
 def _compare(outputs, expected, tolerance):
