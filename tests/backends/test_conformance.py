@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.sparse import block_array, eye_array
 
 from poetmodel.backends import Limits, SolverStatus, backend, backend_class
 from poetmodel.backends.registry import backend_names
@@ -174,6 +176,23 @@ def test_continuous(solver):
     result = solver.solve(form, SAFE, start=np.ones(40))
     assert (result.status, result.start_accepted) == (SolverStatus.OPTIMAL, True)
     assert result.objective < form.objective_value(np.ones(40))
+
+
+def test_large_linear_models_of_highs():
+    """Other methods solve models of 20,000 columns: with a basis, from which a solve can start."""
+    costs = np.random.default_rng(0).uniform(1.0, 2.0, (10_000, 2))
+    rows = eye_array(10_000, format="csr")
+    form = StandardForm.from_arrays(
+        block_array([[rows, rows]]), np.concatenate([costs[:, 0], costs[:, 1]]), row_lower=1.0
+    )
+    optimum = costs.min(axis=1).sum()
+    limits = replace(SAFE, options={"presolve": "off"})
+    result = backend("highs").solve(form, limits)
+    assert (result.objective, result.bound) == pytest.approx((optimum, optimum))
+    again = backend("highs").solve(form, limits, basis=result.basis)
+    assert again.bound == pytest.approx(optimum)
+    crossed = replace(form, upper=np.full(20_000, 0.25))
+    assert backend("highs").solve(crossed, limits).is_infeasible
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_byte
 from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.segments import SegmentSearch
 from poetmodel.problem import Problem
-from poetmodel.result import Termination
+from poetmodel.result import Status, Termination
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve, task
 
@@ -149,3 +149,27 @@ def test_the_first_division_of_a_large_graph_counts_before_the_others(monkeypatc
     assert result.schedule == early
     first.find_best()
     assert first.schedule() == best.schedule()
+
+
+def test_a_large_graph_needs_no_greedy_repair_after_a_division(monkeypatch):
+    """The first division is the first schedule; that of the proof is the optimum."""
+    graph = recurrence(70)
+    problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) * 2 // 3, minimize="time")
+    usual = solve(problem, gap=0.0)
+    monkeypatch.setattr(task, "EARLY_NODES", 0)
+    monkeypatch.setattr(task, "construct", lambda *_, **__: pytest.fail("no repair is needed"))
+    result = solve(problem, gap=0.0)
+    assert result.status == usual.status == Status.OPTIMAL
+    assert result.simulation.makespan_s == usual.simulation.makespan_s
+
+
+def test_a_large_graph_that_no_division_fits_is_repaired(monkeypatch):
+    """A schedule by the other divisions or by greedy repair is the first."""
+    monkeypatch.setattr(task, "EARLY_NODES", 0)
+    graph = recurrence(70)
+    problem = problem_of(graph, ram=checkpoint_all_peak_bytes(graph) // 15, minimize="time")
+    divided = SegmentSearch(problem)
+    divided.find_first()
+    assert divided.schedule() is None
+    result = solve(problem, on_progress=lambda _: False)
+    assert result.schedule is not None
