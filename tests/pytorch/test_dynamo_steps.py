@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict
+from decimal import Decimal
 
 import pytest
 import torch
@@ -194,11 +195,14 @@ def test_state_that_forward_changes_is_followed_or_refused():
 
 
 OWN_GENERATOR = torch.Generator()
+PRICE = Decimal("1.5")
 REFUSED = (
     (lambda _, y, __: y + torch.randn(4, generator=OWN_GENERATOR),
      r"takes a Generator, .* at .*test_dynamo_steps\.py:\d+ .*; leave it out"),
     (lambda m, y, x: checkpoint(lambda v: count(m, v, x), y, use_reentrant=False),
      r"inside of a checkpoint, .* at .*test_dynamo_steps\.py:\d+ .*; leave the checkpoint out"),
+    (lambda _, y, __: y * float(PRICE),
+     r"reads a Python object \(such as a Decimal\).* at .*test_dynamo_steps\.py:\d+ .*; keep it"),
 )  # fmt: skip
 
 

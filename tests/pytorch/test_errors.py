@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +50,29 @@ def test_missing_and_old_packages_are_named(door, found, words, monkeypatch):
     for newer in ("2.9.0", "2.13.0+cpu", "3.0.0a1"):
         monkeypatch.setattr(errors, "version", lambda _, newer=newer: newer)
         assert errors.require_torch() == newer
+
+
+def import_a_name():
+    """Import a name that no release has."""
+    from torch.fx import gone_name  # noqa: F401
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("imports", "words"),
+    [
+        (lambda: attrgetter("fx.gone_name")(import_module("torch")), "no attribute 'gone_name'"),
+        (import_a_name, r"cannot import name 'gone_name' from 'torch\.fx'"),
+        (lambda: import_module("torch.gone_name"), r"No module named 'torch\.gone_name'"),
+    ],
+)
+def test_a_name_that_a_release_of_pytorch_has_moved_is_named(imports, words, monkeypatch):
+    """In one sentence with a remedy."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(front, "import_module", lambda _: imports())
+    sentence = rf"^PyTorch 2\..* has moved a name that .*{words}\); install an older .*\Z"
+    with pytest.raises(BackendUnavailableError, match=sentence):
+        front.__getattr__("trace")
 
 
 @pytest.mark.torch

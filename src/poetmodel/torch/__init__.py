@@ -8,7 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.errors import CaptureError, PageError, require_executorch, require_torch
+from poetmodel.torch.errors import (
+    CaptureError,
+    PageError,
+    convert_moved_names,
+    require_executorch,
+)
 
 if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
@@ -102,10 +107,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a name at its first use, and store it as a global of this module."""
     if name in _MODULES:
-        require_torch()
-        if _MODULES[name].startswith("executorch."):
-            require_executorch()
-        value = getattr(import_module(f"poetmodel.torch.{_MODULES[name]}"), name)
+        with convert_moved_names():
+            if _MODULES[name].startswith("executorch."):
+                require_executorch()
+            value = getattr(import_module(f"poetmodel.torch.{_MODULES[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

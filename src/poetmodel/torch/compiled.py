@@ -375,7 +375,7 @@ class Compiled:
             if constants and self.options.optimizer is not None:  # they may be on storage
                 raise Changed(("a tensor outside of the model, which forward reads, is another",))
             try:
-                module_tensors = self.trace.joint.module_tensors()
+                module_tensors = self.trace.joint.module_tensors(tensors)
             except AttributeError:
                 raise Changed from None
             results = self.runner.run(

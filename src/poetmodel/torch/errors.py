@@ -79,6 +79,24 @@ def require_torch() -> str:
     return release
 
 
+@contextmanager
+def convert_moved_names() -> Iterator[None]:
+    """Context manager: convert an import that a release of PyTorch breaks to one sentence."""
+    release = require_torch()
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        owner = getattr(error, "obj", None)
+        path = getattr(owner, "__module__", None) or getattr(owner, "__name__", None) or error.name
+        if str(path).partition(".")[0] != "torch":
+            raise
+        reason = str(error).partition(" (")[0]
+        raise BackendUnavailableError(
+            f"PyTorch {release} has moved a name that poetmodel needs ({reason}); install an older "
+            "release of PyTorch, or a newer one of poetmodel"
+        ) from error
+
+
 def require_package(package: str, purpose: str, *, extra: str | None = None) -> None:
     """Raise `MissingExtraError` unless installed; `purpose` is the message's subject."""
     if find_spec(package) is None:

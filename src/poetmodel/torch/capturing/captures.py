@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class StepCaptures:
     """Calls a step under the guards of the captures whose graph is that of a joint graph.
 
-    `input_spec` is the nesting of flat `inputs`. `constants`: position of each constant among the
-    inputs of Dynamo's graph, by attribute. `is_settled`: forward stops changing what it reads.
+    `input_spec` is the nesting of flat `inputs`. Positions among the inputs of Dynamo's graph:
+    `constants` by attribute, and `positions` of parameters and buffers by path. `is_settled`:
+    forward stops changing what it reads.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class StepCaptures:
         inputs: Sequence[Any],
         input_spec: Any,
         constants: Mapping[str, int],
+        positions: Mapping[str, int],
         *,
         is_settled: bool,
     ) -> None:
-        self.front, self.constants, self.is_settled = front, constants, is_settled
+        self.front, self.is_settled = front, is_settled
+        self.constants, self.positions = constants, positions
         self._captures = tuple(captures)
         self._kinds = [type(value) for value in inputs]
         self._rebuild = Nesting(input_spec).rebuild

@@ -24,6 +24,7 @@ from torch import fx
 from poetmodel.torch.capturing.front_private import (
     DYNAMO_ERROR,
     MAX_CAPTURES,
+    ValidCode,
     capture_settings,
     example_value,
     explain,
@@ -158,6 +159,7 @@ class StepFront:
     def _make_function(self) -> None:
         """Make the function that Dynamo traces, with readings if there are any."""
         self._function = _make_step_function(self)
+        self._valid_code = ValidCode(self._function)
         # Dynamo's cache, which no garbage collector looks through, would keep a front alive.
         find_self = weakref.ref(self)
 
@@ -235,8 +237,10 @@ class StepFront:
     def _call(self, batch: Sequence[Any], execute: Execute | None) -> Any:
         """Call the traced function; a valid call without `execute` ends by `_Selected`."""
         self._execute = execute
-        self._stance = torch.compiler.set_stance(_STANCE)
         try:
+            if (valid := self._valid_code.find(batch)) is not None:
+                return valid(*batch)
+            self._stance = torch.compiler.set_stance(_STANCE)
             return self._compiled(*batch)
         except (RuntimeError, DYNAMO_ERROR) as error:
             if _STANCE not in str(error):
@@ -391,7 +395,7 @@ class _Unread(CaptureError):  # noqa: N818 - internal
     """A value that Python reads is not recorded yet."""
 
 
-def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Callable[..., Any]:
+def _make_step_function(front: StepFront, *, with_readings: bool = True) -> FunctionType:
     """Return the function that Dynamo traces: batch -> (loss and outputs, tensors read by kind).
 
     Without readings, no tensors are recorded. Guards display the names of its closure variables.

@@ -75,6 +75,11 @@ class TracedModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self._lookup = Lookup([value for value in self._inputs if isinstance(value, str)])
         self._graph_module = [_prepare_graph(module, capture)]  # no submodule
 
+    def state_positions(self) -> dict[str, int]:
+        """Return the position among the inputs of the graph of parameters and buffers, by path."""
+        pairs = enumerate(self._inputs)
+        return {path: position for position, path in pairs if isinstance(path, str)}
+
     def read_paths(self) -> list[str]:
         """Return the paths of buffers that Python reads before a step."""
         sources = self._capture.check.source_positions

@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from contextlib import contextmanager, suppress
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from poetmodel.torch.errors import FOREIGN_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
 
@@ -232,7 +233,51 @@ def _is_replaced(expression: str, scope: dict[str, Any]) -> bool:
 
 def has_captures(function: Any) -> bool:
     """Return whether Dynamo has a capture of a function; it has none after a reset."""
-    return bool(eval_frame._debug_get_cache_entry_list(function.__code__))  # noqa: SLF001
+    return bool(_cache_entries(function.__code__))
+
+
+_cache_entries: Final = eval_frame._debug_get_cache_entry_list  # noqa: SLF001 - no public name
+
+
+class ValidCode:
+    """Finds what Dynamo has made of a function of positional arguments, by its guards alone.
+
+    A call of the compiled function takes longer than the guards of a small step: it sets options
+    for the evaluation of frames, which only a capture needs.
+    """
+
+    def __init__(self, function: FunctionType) -> None:
+        code, cells = function.__code__, function.__closure__ or ()
+        self._function, self._batch_name = function, code.co_varnames[code.co_argcount]
+        self._scope = {
+            name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True)
+        }
+        self._made: list[tuple[CodeType, Callable[..., Any]]] = []
+        """(code that Dynamo has made, function with it), last used first."""
+
+    def find(self, batch: Sequence[Any]) -> Callable[..., Any] | None:
+        """Return the function to call on a batch in place of the compiled one; None if unknown."""
+        scope = {**self._scope, self._batch_name: tuple(batch)}
+        entries = _cache_entries(self._function.__code__)
+        if len(entries) > 1 and self._made:
+            last_code = self._made[0][0]
+            entries.sort(key=lambda entry: entry.code is not last_code)
+        for entry in entries:
+            if entry.guard_manager.root.check(scope):
+                return self._make(entry.code)
+        return None
+
+    def _make(self, code: CodeType) -> Callable[..., Any]:
+        """Return the function with a code of Dynamo."""
+        for index, (made_code, made) in enumerate(self._made):
+            if made_code is code:
+                if index:
+                    self._made.insert(0, self._made.pop(index))
+                return made
+        function = self._function
+        made = FunctionType(code, function.__globals__, None, None, function.__closure__)
+        self._made.insert(0, (code, made))
+        return made
 
 
 def example_value(node: fx.Node) -> Any:
@@ -302,6 +347,12 @@ _KNOWN: Final = (
         "InternalTorchDynamoError.*Boolean value of Tensor|^RuntimeError: Boolean value of Tensor",
         "forward reads a NumPy array, or parts of it, which TorchDynamo cannot guard",
         "make it a tensor, or a tuple of numbers",
+        False,
+    ),
+    (
+        "RecursionError: maximum recursion depth",
+        "forward reads a Python object (such as a Decimal) that TorchDynamo cannot guard",
+        "keep it as a number",
         False,
     ),
     (

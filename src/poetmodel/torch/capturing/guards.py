@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import is_plain
@@ -74,7 +75,8 @@ class Guards:
         self._modules = tuple(module for _, module in named_modules)
         self._module_ids = tuple(map(id, self._modules))
         kinds: set[Any] = set(map(type, self._modules))
-        self._forwards = {kind: kind.forward for kind in kinds}
+        self._kinds = list(kinds)
+        self._forwards = [kind.forward for kind in self._kinds]
         result_targets = {result.target for result in joint.results}
         target_inputs = [
             argument
@@ -110,11 +112,10 @@ class Guards:
         `_constant_holders`."""
         self.compiled_assumptions = self._collect_assumptions(joint.inputs)
         """Assumptions at the compilation of the step."""
-        self._submodules = [
-            (module._modules, dict(module._modules))  # noqa: SLF001 - named_children is slow
-            for module in self._modules
-            if module._modules  # noqa: SLF001
-        ]
+        parents = [module for module in self._modules if module._modules]  # noqa: SLF001
+        self._submodules = [module._modules for module in parents]  # noqa: SLF001
+        self._old_submodules = [dict(submodules) for submodules in self._submodules]
+        self._attributes = list(map(vars, self._modules))
         self._training = list(self.compiled_assumptions.training)
         graph_tensors = joint.captures.tensors
         positions = {id(tensor): position for position, tensor in enumerate(graph_tensors)}
@@ -122,14 +123,10 @@ class Guards:
             position for position, value in enumerate(joint.inputs) if id(value) not in positions
         ]
         """Positions of the flat inputs that are no inputs of Dynamo's graph."""
-        self._n_tensors = len(positions)
-        """Number of distinct tensors: Dynamo guards no parameter against being tied later."""
-        self._trained_positions = [
-            position for position, tensor in enumerate(graph_tensors) if tensor.requires_grad
-        ]
+        self._tensors = _GraphTensors(graph_tensors, joint.inputs)
         changed_tensors = self._find_changed_tensors(joint.module)
         changed_positions = [positions[id(t)] for t in changed_tensors if id(t) in positions]
-        self._changed_memory = _ChangedMemory(changed_positions, graph_tensors)
+        self._changed_memory = _ChangedMemory(changed_positions, graph_tensors, joint.inputs)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step is valid for flat inputs and the current state."""
@@ -147,7 +144,7 @@ class Guards:
         """
         joint = self._joint
         return (
-            all(kind.forward is forward for kind, forward in self._forwards.items())
+            [kind.forward for kind in self._kinds] == self._forwards
             and not any(joint.process_state.differences())
             and not any(joint.python_guards())
             and not any(self._replaced_constant_names())
@@ -166,8 +163,8 @@ class Guards:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         return (
             all(map(is_plain, tensors))  # Dynamo's guards crash on nested tensors
-            and all(modules == old_modules for modules, old_modules in self._submodules)
-            and [module.training for module in self._modules] == self._training
+            and self._submodules == self._old_submodules
+            and [attributes["training"] for attributes in self._attributes] == self._training
             and all(
                 _guarded_properties(inputs[position]) == properties[position]
                 for position in self._unguarded_positions
@@ -176,16 +173,12 @@ class Guards:
 
     def hold_within(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether tensors of Dynamo's graph have no hook, and share memory as before."""
-        if len(set(map(id, tensors))) != self._n_tensors or any(
-            map(_is_hooked, map(tensors.__getitem__, self._trained_positions))
-        ):
+        if not self._tensors.are_as_before(tensors):
             return False
         overlaps = self.compiled_assumptions.overlaps
         if self._changed_inputs or any(index is not None for index in overlaps):
             return self._overlapping_indices(inputs) == overlaps
-        return not self._changed_memory or not self._changed_memory.overlaps(
-            tensors, [value for value in inputs if isinstance(value, torch.Tensor)]
-        )
+        return not self._changed_memory.overlaps(tensors, inputs)
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield a text for each difference of flat inputs and state from those at compilation.
@@ -231,7 +224,7 @@ class Guards:
         other_differences = [
             *(
                 f"forward of the class {kind.__name__} was replaced"
-                for kind, forward in self._forwards.items()
+                for kind, forward in zip(self._kinds, self._forwards, strict=True)
                 if kind.forward is not forward
             ),
             *self._joint.process_state.differences(),
@@ -354,33 +347,82 @@ def _span_bytes(tensor: torch.Tensor) -> int:
     return int(span * tensor.element_size())
 
 
-class _ChangedMemory:
-    """The memory of the tensors that a step changes, at `positions` among those of its graph."""
+class _GraphTensors:
+    """The inputs of Dynamo's graph: distinct as at its capture, and parameters without hooks.
 
-    def __init__(self, positions: Sequence[int], graph_tensors: Sequence[torch.Tensor]) -> None:
+    Dynamo guards no parameter against being tied or hooked later. `inputs` change in each call; the
+    others are looked at again only if one is another object, or if a hook was added to anything.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], inputs: Iterable[Any]) -> None:
+        input_ids = set(map(id, inputs))
+        ids = [*map(id, tensors)]
+        self._input_positions = [p for p, key in enumerate(ids) if key in input_ids]
+        self._n_inputs = len(input_ids.intersection(ids))
+        self._n_others = len(set(ids).difference(input_ids))
+        self._ids: list[int | None] = []
+        """``id`` of each of the others, as last looked at; None for inputs."""
+        self._next_hook = -1
+        """Number of the next hook of any tensor or module when the others were looked at."""
+
+    def are_as_before(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether current tensors are distinct as before, and no parameter has a hook."""
+        ids: list[int | None] = [*map(id, tensors)]
+        input_ids = {ids[position] for position in self._input_positions}
+        for position in self._input_positions:
+            ids[position] = None
+        next_hook = RemovableHandle.next_id
+        if ids != self._ids or next_hook != self._next_hook:
+            others = [t for t, key in zip(tensors, ids, strict=True) if key is not None]
+            if len(set(map(id, others))) != self._n_others or any(map(_is_hooked, others)):
+                return False
+            self._ids, self._next_hook = ids, next_hook
+        return len(input_ids) == self._n_inputs and input_ids.isdisjoint(ids)
+
+
+class _ChangedMemory:
+    """The memory of the tensors that a step changes, at `positions` among those of its graph.
+
+    `inputs` are the flat inputs at the capture.
+    """
+
+    def __init__(
+        self,
+        positions: Sequence[int],
+        graph_tensors: Sequence[torch.Tensor],
+        inputs: Sequence[Any],
+    ) -> None:
         self._positions = positions
         self._spans = [_span_bytes(graph_tensors[position]) for position in positions]
+        self._inputs = [
+            (position, _span_bytes(value))
+            for position, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and is_plain(value)
+        ]
+        """(position, number of bytes) of each input that is a plain tensor."""
         self._addresses: list[int] = []
         self._begins: list[int] = []
         self._ends: list[int] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._positions)
-
-    def overlaps(self, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    def overlaps(self, tensors: Sequence[torch.Tensor], inputs: Sequence[Any]) -> bool:
         """Return whether any of the inputs overlaps any of the changed tensors."""
-        addresses = [tensors[position].data_ptr() for position in self._positions]
+        if not self._positions:
+            return False
+        addresses = [*map(_ADDRESS, [tensors[position] for position in self._positions])]
         if addresses != self._addresses:
             self._addresses = addresses
             ranges = sorted(zip(addresses, self._spans, strict=True))
             self._begins = [begin for begin, _ in ranges]
             self._ends = list(accumulate((begin + span for begin, span in ranges), max))
-        for tensor in filter(is_plain, inputs):
-            end = tensor.data_ptr() + _span_bytes(tensor)
-            n_before = bisect_right(self._begins, end - 1)
-            if n_before and self._ends[n_before - 1] > tensor.data_ptr():
+        for position, span in self._inputs:
+            begin = _ADDRESS(inputs[position])
+            n_before = bisect_right(self._begins, begin + span - 1)
+            if n_before and self._ends[n_before - 1] > begin:
                 return True
         return False
+
+
+_ADDRESS: Final = torch.Tensor.data_ptr
 
 
 def _constant_holders(

@@ -181,6 +181,7 @@ def capture(
             flat_inputs,
             spec,
             constant_positions(captured, graph_module, arguments),
+            traced_module.state_positions(),
             is_settled=is_settled,
         ),
         output=output,

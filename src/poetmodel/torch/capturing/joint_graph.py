@@ -227,9 +227,25 @@ class Joint:
     def _lookup(self) -> Lookup:
         return Lookup([argument.target for argument in self.module_arguments])
 
-    def module_tensors(self) -> list[torch.Tensor]:
-        """Return the current tensors of `module_arguments`; `AttributeError` if a path is gone."""
-        return self._lookup(self.module)
+    @cached_property
+    def _graph_positions(self) -> tuple[list[int | None], Lookup]:
+        paths = [argument.target for argument in self.module_arguments]
+        positions = self.captures.positions
+        other_paths = [path for path in paths if path not in positions]
+        return [positions.get(path) for path in paths], Lookup(other_paths)
+
+    def module_tensors(
+        self, graph_tensors: Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Return the current tensors of `module_arguments`; `AttributeError` if a path is gone.
+
+        The inputs of Dynamo's graph in a call, `graph_tensors`, are most of them.
+        """
+        if graph_tensors is None:
+            return self._lookup(self.module)
+        positions, lookup = self._graph_positions
+        others = iter(lookup(self.module))
+        return [next(others) if p is None else graph_tensors[p] for p in positions]
 
     @cached_property
     def _guarded_buffers(self) -> Lookup:

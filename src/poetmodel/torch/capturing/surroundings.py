@@ -61,6 +61,14 @@ def make_fake_mode(values: KnownValues, *, uses_onednn: bool) -> FakeTensorMode:
     return mode
 
 
+def _has_dynamic_shape(func: OpOverload, args: Sequence[Any]) -> bool:
+    """Return whether values decide the shape of an operation: of an index, only those of masks."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    is_index = func.overloadpacket is torch.ops.aten.index
+    return not is_index or any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1]))
+
+
 class _StrideCorrector:
     """Dispatch function of a fake mode: predicts outputs, corrects strides and attaches values."""
 
@@ -87,7 +95,7 @@ class _StrideCorrector:
         if func in ASSERTS:
             self._values.record_assert(func, args[0])
         is_read = torch.Tag.data_dependent_output in func.tags
-        has_dynamic_shape = torch.Tag.dynamic_output_shape in func.tags
+        has_dynamic_shape = _has_dynamic_shape(func, args)
         is_inner = self._depth > 0
         known_value = None
         if is_read or has_dynamic_shape or not is_inner:
