@@ -85,7 +85,7 @@ def test_a_wrong_result_is_named(tmp_path):
         torch.rand(1)
         return held
 
-    emissions = step.compiled.trace.step_graph.outputs
+    emissions = step.compiled.trace.outputs
     (wrong_number,) = (k for k, e in enumerate(emissions) if e.result.name == "gradient of 0.bias")
     step.compiled.runner.execute_program = wrong
     found = step.verify()

@@ -22,7 +22,7 @@ from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.torch.executorch.edge import RemoveCopies, capture_edge_program, lower_program
-from poetmodel.torch.executorch.planning import EdgeGraph
+from poetmodel.torch.executorch.planning import read_edge
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of ExecuTorch, about what is experimental
 
@@ -99,11 +99,8 @@ def test_gradients_are_those_of_pytorch(name, tmp_path):
 def test_a_percentage_is_of_what_the_same_program_keeps(tmp_path):
     """100 % is keep-all, which needs no recomputation."""
     made = write("cnn", tmp_path / "step.pte", ram="100%")
-    step = EdgeGraph(exported("cnn")[1].transform([RemoveCopies()]).exported_program(), name="cnn")
-    assert (
-        made.keep_all_bytes
-        == checkpoint_all_peak_bytes(step.training_graph()) + step.resident_bytes
-    )
+    step = read_edge(exported("cnn")[1].transform([RemoveCopies()]).exported_program(), name="cnn")
+    assert made.keep_all_bytes == checkpoint_all_peak_bytes(step.graph) + step.resident_bytes
     assert made.ram_budget_bytes == made.arena_bytes == made.keep_all_bytes
     assert (made.recomputed, made.overhead) == (0, 0)
 

@@ -175,10 +175,10 @@ def test_storages_and_results_are_those_of_the_operations():
     (layout,) = last.storages[last.operations[0].storages[0]].layouts
     assert (layout.shape, layout.stride) == ((2, 4, 4, 4), (64, 1, 16, 4))
     assert (layout.dtype, layout.offset, layout.position) == (torch.float32, 0, None)
-    for output in traced.step_graph.outputs:
+    for output in traced.outputs:
         makers = [traced.step_graph.storages[index].operation for index in output.reads.storages]
         assert output.last_operation == max(makers)
-    purposes = {output.result.kind for output in traced.step_graph.outputs}
+    purposes = {output.result.kind for output in traced.outputs}
     assert purposes == {OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.MUTATION}
     sources = {argument.kind for argument in traced.joint.arguments}
     assert sources == {

@@ -27,7 +27,7 @@ from poetmodel.torch.graph.operators import (
     operator_name,
 )
 from poetmodel.torch.graph.profiles import predict_profile
-from poetmodel.torch.graph.step_graph import StepGraph
+from poetmodel.torch.graph.step_graph import GraphReader
 from poetmodel.torch.graph.tensors import fake_storage_key, fake_value, tensors_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Node
     from poetmodel.torch.graph.profiles import OpProfile
-    from poetmodel.torch.graph.step_graph import Operation
+    from poetmodel.torch.graph.step_graph import Operation, StepGraph, TensorStorage
 
 ARGUMENT_NAME: Final = "poetmodel.source"
 """Key under a placeholder's ``meta``: its name in the compiled function."""
@@ -49,13 +49,15 @@ TANGENTS: Final = "tangents"
 """Prefix of the names of tangents: arguments that are gradients of results."""
 
 
-class JointGraph(StepGraph):
-    """The operations of a joint graph, forward pass first, with predicted or measured sizes.
+class JointGraph:
+    """A joint graph and its operations, forward pass first, with predicted or measured sizes.
 
     Each node of `graph` has its fake value. `forward_outputs` counts the results that precede
-    gradients; None for a graph without a backward pass. `is_inlined` is described in `StepGraph`.
+    gradients; None for a graph without a backward pass. `GraphReader.read` describes `is_inlined`.
     The fake value of a wait becomes that of its input.
     """
+
+    step_graph: StepGraph
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class JointGraph(StepGraph):
         for node in graph.nodes:
             if is_wait(node.target):  # a wait returns its input tensor
                 node.meta["val"] = node.all_input_nodes[0].meta["val"]
+        self.graph = graph
         (self.output,) = graph.find_nodes(op="output")
         self.results: list[Any] = _pytree.tree_leaves(self.output.args)
         count = len(self.results) if forward_outputs is None else forward_outputs
@@ -91,10 +94,9 @@ class JointGraph(StepGraph):
         calls.sort(key=lambda node: node not in self.forward_nodes)
         backward_nodes = (node for node in independent_nodes if node not in self.forward_nodes)
         calls = list(_execution_order(calls, backward_nodes))
-        super().__init__(
-            graph,
+        reader = GraphReader(graph, name="captured", phase_of=self._phase_of, may_alias=True)
+        self.step_graph = reader.read(
             {node: predict_profile(node) for node in calls},
-            name="captured",
             effects=frozenset(filter(has_effect, calls)),
             is_inlined=is_inlined,
         )
@@ -103,34 +105,44 @@ class JointGraph(StepGraph):
         )
         """Indices of the storages of results of both passes, without additions to ``.grad``."""
 
-    def phase_of(self, node: fx.Node) -> Phase:
-        """Return the phase of a node."""
-        return Phase.FORWARD if node in self.forward_nodes else Phase.BACKWARD
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The scheduled operations, in execution order."""
+        return self.step_graph.operations
 
-    def aliased_inputs(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return the inputs of the operation whose output a node selects."""
-        inputs: Iterable[fx.Node] = node.args[0].all_input_nodes
-        return inputs
+    @property
+    def storages(self) -> tuple[TensorStorage, ...]:
+        """The storages, in the order of the operations that allocate them."""
+        return self.step_graph.storages
+
+    def _phase_of(self, node: fx.Node) -> Phase:
+        return Phase.FORWARD if node in self.forward_nodes else Phase.BACKWARD
 
     def find_storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
         """Return the ascending indices of the storages from which `nodes` are read."""
-        return self.find_reads(node for node in nodes if isinstance(node, fx.Node)).storages
+        return self.step_graph.find_reads(
+            node for node in nodes if isinstance(node, fx.Node)
+        ).storages
 
     def apply_profiles(self, profiles: Sequence[OpProfile]) -> None:
         """Replace the profiles of all operations, and the sizes of their storages.
 
         An output that a profile lacks has 0 bytes: kernels may omit unused gradients.
         """
+        operations, storages = [], list(self.storages)
         for operation, profile in zip(self.operations, profiles, strict=True):
             sizes = {
                 layout.position: profile.sizes_bytes[storage_index]
                 for storage_index, layout in profile.outputs
             }
             for number in operation.storages:
-                storage = self.storages[number]
+                storage = storages[number]
                 output_sizes = (sizes.get(layout.position, 0) for layout in storage.layouts)
-                self.storages[number] = replace(storage, bytes=max(output_sizes))
-            self.operations[operation.index] = replace(operation, profile=profile)
+                storages[number] = replace(storage, bytes=max(output_sizes))
+            operations.append(replace(operation, profile=profile))
+        self.step_graph = replace(
+            self.step_graph, operations=tuple(operations), storages=tuple(storages)
+        )
 
     @property
     def has_loss_outside(self) -> bool:
@@ -245,12 +257,16 @@ class JointGraph(StepGraph):
         `outside_bytes` are of other code between both passes [B]. `middle_bytes` is the workspace
         of a node there [B]; None for no such node. Equal graphs have equal hashes.
         """
-        results_node = self.results_node(self.final_results, workspace_bytes=self.copied_bytes)
+        results_node = self.step_graph.results_node(
+            self.final_results, workspace_bytes=self.copied_bytes
+        )
         nodes = [self._make_node(operation, outside_bytes) for operation in self.operations]
         if middle_bytes is not None:
             count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
             inserted_node = replace(
-                self.results_node((), workspace_bytes=middle_bytes), name=MIDDLE, op=MIDDLE
+                self.step_graph.results_node((), workspace_bytes=middle_bytes),
+                name=MIDDLE,
+                op=MIDDLE,
             )
             nodes.insert(count, replace(inserted_node, phase=Phase.FORWARD))
         return Graph(name="captured", nodes=(*nodes, results_node), kernels="pytorch")
@@ -272,7 +288,7 @@ class JointGraph(StepGraph):
                 workspace_bytes, outside_bytes - self.tangents_bytes - output_bytes
             )
         accessed_storages = (*operation.storages, *operation.reads.storages)
-        graph_node = self.training_node(
+        graph_node = self.step_graph.training_node(
             operation,
             workspace_bytes=workspace_bytes,
             bytes_moved=sum(self.storages[number].bytes for number in accessed_storages),
@@ -338,7 +354,7 @@ class JointGraph(StepGraph):
         arguments = {node.meta.get("desc"): node for node in self.arguments}
         gradients = self.results[self.forward_outputs :]
         gradient_descriptors = self.output.meta.get("desc", ())[self.forward_outputs :]
-        new_keys = set(map(fake_storage_key, self.output_keys))
+        new_keys = set(map(fake_storage_key, self.step_graph.output_keys))
         copied_bytes, returned_nodes = 0, set[fx.Node]()
         for node, descriptor in zip(gradients, gradient_descriptors, strict=False):
             if not isinstance(node, fx.Node) or not isinstance(descriptor, GradAOTOutput):

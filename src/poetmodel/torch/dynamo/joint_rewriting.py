@@ -25,7 +25,7 @@ class JointRewriter(Rewriter):
     """Writes operations of a plan's program to a new joint graph; pages are in `file_number`."""
 
     def __init__(self, joint: JointGraph, file_number: int) -> None:
-        super().__init__(joint.output_keys)
+        super().__init__(joint.step_graph.output_keys)
         self.saved_nodes: dict[fx.Node, None] = {}
         """Arguments and forward nodes that the backward pass reads, as an ordered set."""
         self._joint = joint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from poetmodel.torch.executorch.edge import is_view, operator_of
 from poetmodel.torch.graph.operators import flops_of, is_random
 from poetmodel.torch.graph.profiles import OpProfile, TensorLayout
 from poetmodel.torch.graph.rewriting import Rewriter
-from poetmodel.torch.graph.step_graph import StepGraph
+from poetmodel.torch.graph.step_graph import GraphReader
 from poetmodel.torch.graph.tensors import fake_value, tensors_in
 
 if TYPE_CHECKING:
@@ -24,61 +25,60 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
-    from poetmodel.graph import Node
-    from poetmodel.torch.graph.step_graph import Operation
+    from poetmodel.torch.graph.step_graph import StepGraph
 
 
-class EdgeGraph(StepGraph):
-    """The operations of an edge program, without its views.
+@dataclass(frozen=True, slots=True)
+class EdgeGraph:
+    """The operations of an edge program, as `read_edge` finds them."""
+
+    step_graph: StepGraph
+    resident_bytes: int
+    """Size of trained parameters and changed buffers, which stay in the arena throughout [B]."""
+    graph: Graph
+    """The training graph without `resident_bytes`; its end node reads all results."""
+
+
+def read_edge(program: ExportedProgram, *, name: str) -> EdgeGraph:
+    """Return the operations of an edge program, without its views.
 
     Sizes are multiples of the alignment, as in the arena. User inputs are operations at the
-    beginning, because they are in the arena until their last use. `resident_bytes` counts only
-    trained parameters and changed buffers.
+    beginning, because they are in the arena until their last use.
     """
-
-    def __init__(self, program: ExportedProgram, *, name: str) -> None:
-        self._input_nodes, resident_nodes = _split_arguments(program)
-        nodes = list(program.graph.nodes)
-        self._forward_nodes = set(nodes[: nodes.index(_loss_node(program)) + 1])
-        self.resident_bytes = sum(
-            round_up(fake_value(node).nbytes, ALIGNMENT) for node in resident_nodes
+    input_nodes, resident_nodes = _split_arguments(program)
+    nodes = list(program.graph.nodes)
+    forward_nodes = set(nodes[: nodes.index(_loss_node(program)) + 1])
+    reader = GraphReader(
+        program.graph,
+        name=name,
+        phase_of=lambda node: Phase.FORWARD if node in forward_nodes else Phase.BACKWARD,
+    )
+    for index, node in enumerate(input_nodes):
+        value = fake_value(node)
+        reader.add_source(
+            node,
+            name=f"inputs[{index}]",
+            op=node.op,
+            phase=Phase.FORWARD if node in forward_nodes else Phase.BACKWARD,
+            layout=TensorLayout.from_tensor(value),
+            size_bytes=round_up(value.nbytes, ALIGNMENT),
         )
-        """Size of trained parameters and changed buffers, which stay in the arena throughout
-        [B]."""
-        calls = [
-            node for node in nodes if node.op == "call_function" and node.target is not getitem
-        ]
-        profiles = {node: _make_profile(node) for node in calls if not is_view(node)}
-        super().__init__(program.graph, profiles, name=name)
-
-    def _add_sources(self) -> None:
-        """Add each user input as a source operation."""
-        for index, node in enumerate(self._input_nodes):
-            value = fake_value(node)
-            self.add_source(
-                node,
-                name=f"inputs[{index}]",
-                op=node.op,
-                phase=self.phase_of(node),
-                layout=TensorLayout.from_tensor(value),
-                size_bytes=round_up(value.nbytes, ALIGNMENT),
-            )
-
-    def phase_of(self, node: fx.Node) -> Phase:
-        """Return FORWARD for nodes up to the loss, otherwise BACKWARD."""
-        return Phase.FORWARD if node in self._forward_nodes else Phase.BACKWARD
-
-    def training_graph(self) -> Graph:
-        """Return the training graph without `resident_bytes`; its end node reads all results."""
-        end_node = self.results_node(
-            self.find_reads(self.graph.output_node().all_input_nodes).storages
+    calls = [node for node in nodes if node.op == "call_function" and node.target is not getitem]
+    step_graph = reader.read({node: _make_profile(node) for node in calls if not is_view(node)})
+    graph_nodes = [
+        step_graph.training_node(
+            operation,
+            recomputable=operation.node not in input_nodes
+            and not is_random(operator_of(operation.node)),
         )
-        return Graph(name=self.name, nodes=(*map(self._make_node, self.operations), end_node))
-
-    def _make_node(self, operation: Operation) -> Node:
-        node = operation.node
-        is_recomputable = node not in self._input_nodes and not is_random(operator_of(node))
-        return self.training_node(operation, recomputable=is_recomputable)
+        for operation in step_graph.operations
+    ]
+    results = step_graph.find_reads(program.graph.output_node().all_input_nodes)
+    return EdgeGraph(
+        step_graph=step_graph,
+        resident_bytes=sum(round_up(fake_value(node).nbytes, ALIGNMENT) for node in resident_nodes),
+        graph=Graph(name=name, nodes=(*graph_nodes, step_graph.results_node(results.storages))),
+    )
 
 
 def _make_profile(node: fx.Node) -> OpProfile:
@@ -147,7 +147,7 @@ class ReorderOperations(PassBase):  # type: ignore[misc, unused-ignore]
     would keep all others in memory.
     """
 
-    def __init__(self, step_graph: EdgeGraph, order: Sequence[int]) -> None:
+    def __init__(self, step_graph: StepGraph, order: Sequence[int]) -> None:
         super().__init__()
         self._step_graph = step_graph
         self._order = [i for i in order if i < len(step_graph.operations)]  # without the end node

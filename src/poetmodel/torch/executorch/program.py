@@ -22,7 +22,7 @@ from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
 from poetmodel.torch.executorch.edge import RemoveCopies, capture_edge_program, lower_program
-from poetmodel.torch.executorch.planning import EdgeGraph, ReorderOperations
+from poetmodel.torch.executorch.planning import ReorderOperations, read_edge
 from poetmodel.torch.planning.record import PlanRecord
 from poetmodel.torch.planning.reserves import Reserve, Reserves
 from poetmodel.torch.planning.task import LeastRam, RamTask
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import OnProgress, SolveKeywords
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.executorch.edge import LoweredProgram
+    from poetmodel.torch.graph.step_graph import StepGraph
 
 DEVICE: Final = "rpi4b"
 """The device for the time estimates of operations, by default."""
@@ -160,15 +161,14 @@ def to_executorch(
     edge = capture_edge_program(name, model, loss_fn, inputs)
     executorch_bytes = lower_program(edge, use_our_offsets=False).arena_bytes
     edge = edge.transform([RemoveCopies()])
-    step_graph = EdgeGraph(edge.exported_program(), name=name)
-    graph = step_graph.training_graph()
-    keep_all_bytes = checkpoint_all_peak_bytes(graph) + step_graph.resident_bytes
+    edge_graph = read_edge(edge.exported_program(), name=name)
+    keep_all_bytes = checkpoint_all_peak_bytes(edge_graph.graph) + edge_graph.resident_bytes
     budget = Budget.parse(ram)
     budget_bytes = budget.resolve(keep_all_bytes)
     problem = Problem(
-        graph,
-        Costs.estimate(graph, device),
-        ram=max(1, budget_bytes - step_graph.resident_bytes),
+        edge_graph.graph,
+        Costs.estimate(edge_graph.graph, device),
+        ram=max(1, budget_bytes - edge_graph.resident_bytes),
         paging=False,
         minimize="time",
     )
@@ -176,12 +176,12 @@ def to_executorch(
         name=f"the arena of {name}",
         problem=problem,
         budget_bytes=budget_bytes,
-        reserves=Reserves((Reserve("parameters and buffers", step_graph.resident_bytes),)),
+        reserves=Reserves((Reserve("parameters and buffers", edge_graph.resident_bytes),)),
         keep_all_bytes=keep_all_bytes,
         is_fraction=budget.fraction is not None,
     )
     options: SolveKeywords = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, program = _solve_and_lower(task, options, edge, step_graph)
+    result, plan, program = _solve_and_lower(task, options, edge, edge_graph.step_graph)
     write_bytes(output_path, program.program)
     return ExecutorchProgram.of(
         result,
@@ -193,7 +193,7 @@ def to_executorch(
         keep_all_bytes=keep_all_bytes,
         executorch_bytes=executorch_bytes,
         greedy_bytes=program.greedy_bytes,
-        resident_bytes=step_graph.resident_bytes,
+        resident_bytes=edge_graph.resident_bytes,
         device=device.key or device.name,
         sgd=sgd,
         result=result,
@@ -204,7 +204,7 @@ def _solve_and_lower(
     task: RamTask,
     options: SolveKeywords,
     edge: EdgeProgramManager,
-    step_graph: EdgeGraph,
+    step_graph: StepGraph,
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Solve a step and lower it in the order of the plan; return (result, plan, program).
 

@@ -34,8 +34,8 @@ from poetmodel.torch.lowering.operands import (
 )
 from poetmodel.torch.lowering.tables import replace_byte_conversions
 from poetmodel.torch.step.optimizers import OptimizerMoment
+from poetmodel.torch.step.reading import read_step
 from poetmodel.torch.step.trace import profile_step
-from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import check_optimizer, extend_with_optimizer
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class StepLowering:
     def __init__(self, joint: Joint) -> None:
         self.joint = joint
         # Workspaces of PyTorch do not count: C kernels have their own.
-        self.training_graph = TrainingGraph(joint, profile_step(joint, measure_workspaces=False))
+        profiles = profile_step(joint, measure_workspaces=False)
+        self.training_graph = read_step(joint, profiles, has_state=True)
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.views: dict[fx.Node, StridedView] = {}
         """Views of arguments, see `_add_argument_views`, and of results that are one tensor."""

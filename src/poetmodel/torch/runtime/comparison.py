@@ -316,7 +316,7 @@ def find_differences(
     step_graph = trace.step_graph
     operation_names = {
         output.result.name: step_graph.operations[output.last_operation].name
-        for output in step_graph.outputs
+        for output in trace.outputs
         if output.last_operation is not None
     }
     for name in sorted(expected.keys() | actual.keys()):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.torch.step.captured import CapturedGraph
+    from poetmodel.torch.graph.step_graph import StepGraph
 
 
 CACHED_NOTE: Final = "all this was measured by an earlier compile, and read from the cache"
@@ -249,7 +249,7 @@ def _check_arguments(trace: object, repeats: object, threads: object) -> None:
 
 def measure_operation_times(
     joint: Joint,
-    step_graph: CapturedGraph,
+    step_graph: StepGraph,
     *,
     repeats: int = 5,
     max_s: float = math.inf,
@@ -296,9 +296,7 @@ def measure_operation_times(
     return tuple(_operation_times(step_graph, shortest_s)), tuple(steps_s)
 
 
-def _operation_times(
-    step_graph: CapturedGraph, times_s: Mapping[fx.Node, float]
-) -> Iterator[float]:
+def _operation_times(step_graph: StepGraph, times_s: Mapping[fx.Node, float]) -> Iterator[float]:
     """Yield the time of each operation with the views of its inputs; 0 for sources [s]."""
     for operation in step_graph.operations:
         views_s = (times_s[view] for view in operation.reads.views)

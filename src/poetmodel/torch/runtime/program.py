@@ -6,7 +6,7 @@ import math
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -16,17 +16,17 @@ from poetmodel.torch.graph.operators import set_kernel
 from poetmodel.torch.graph.python import compile_graph
 from poetmodel.torch.graph.rewriting import Rewriter
 from poetmodel.torch.step.in_place import argument_position, in_place_kernel
+from poetmodel.torch.step.reading import gradient_storages, owns_gradient
 from poetmodel.torch.step.updates import ParameterUpdate, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.torch.graph.step_graph import Operation
+    from poetmodel.torch.graph.step_graph import Operation, StepGraph
     from poetmodel.torch.state.pages import Pages
-    from poetmodel.torch.step.captured import CapturedGraph, StepOutput
+    from poetmodel.torch.step.reading import StepOutput
     from poetmodel.torch.step.trace import Trace
-    from poetmodel.torch.step.training import TrainingGraph
 
     Emit = Callable[[int, torch.Tensor], None]
     StepFunction = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
@@ -74,7 +74,7 @@ class StepWriter(Rewriter):
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
         self.state_indices = _find_stored_state(trace.graph, storage_indices, resident)
-        self.step_graph: CapturedGraph = trace.step_graph
+        self.step_graph: StepGraph = trace.step_graph
         self.program = program
         self.storage_indices = storage_indices
         self._scheduled_storages = frozenset(storage_indices)
@@ -91,10 +91,10 @@ class StepWriter(Rewriter):
             self.graph.placeholder("new") if trace.joint.optimizer is not None else None
         )
         self._emit, self._pages = map(self.graph.placeholder, ("emit", "pages"))
-        outputs = self.step_graph.outputs
+        self.outputs = trace.outputs
         self.end_results = {
             output_index: output
-            for output_index, output in enumerate(outputs)
+            for output_index, output in enumerate(self.outputs)
             if output.is_returned_at_end
         }
         self._results: dict[int, fx.Node] = {}
@@ -102,7 +102,7 @@ class StepWriter(Rewriter):
         self._outputs_of_operation: dict[int | None, list[int]] = {}
         """Indices of the outputs that are complete after an operation, by the operation's index;
         outputs that no operation computes have the key None."""
-        for output_index, output in enumerate(outputs):
+        for output_index, output in enumerate(self.outputs):
             self._outputs_of_operation.setdefault(output.last_operation, []).append(output_index)
         self._execution_counts = Counter(
             instruction.index for instruction in program if instruction.op == Op.COMPUTE
@@ -193,12 +193,11 @@ class StepWriter(Rewriter):
         state: Any = operation.node.args[0]
         options: dict[str, Any] = {}
         if isinstance(update, ParameterUpdate):
-            step_graph = cast("TrainingGraph", self.step_graph)
-            gradient_storages = set(step_graph.gradient_storages(operation))
+            gradients = gradient_storages(self.step_graph, operation)
             freed_storages = self._storages_freed_after(instruction_index)
-            options["owns_gradient"] = (
-                step_graph.owns_gradient(operation) and gradient_storages <= freed_storages
-            )
+            options["owns_gradient"] = owns_gradient(
+                self.step_graph, operation
+            ) and freed_storages.issuperset(gradients)
             if update.rule.moment_keys:
                 moment_position = self._positions[state[1]]
                 options["is_first"] = self.graph.call_function(
@@ -270,7 +269,7 @@ class StepWriter(Rewriter):
 
     def _write_output(self, output_index: int) -> None:
         """Write the emission of a gradient; add another output, or its copy, to the end results."""
-        output = self.step_graph.outputs[output_index]
+        output = self.outputs[output_index]
         value = self.map_node(output.result.node)
         if output_index not in self.end_results:
             self.graph.call_method("__call__", (self._emit, output_index, value))
@@ -314,7 +313,7 @@ def _find_stored_state(
 
 
 def _storages_by_last_use(
-    step_graph: CapturedGraph, program: Program, scheduled_storages: Collection[int]
+    step_graph: StepGraph, program: Program, scheduled_storages: Collection[int]
 ) -> dict[int, list[int]]:
     """Return unscheduled storages by the index of the instruction that last reads or makes them."""
     last_use: dict[int, int] = {}

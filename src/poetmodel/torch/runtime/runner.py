@@ -380,11 +380,11 @@ def _gradient_targets(
     """Return a `GradientTarget` for each gradient that a step emits, by output index."""
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
-    readers += [output.reads for output in step_graph.outputs]
+    readers += [output.reads for output in trace.outputs]
     n_readers = Counter(storage_index for reads in readers for storage_index in reads.storages)
     targets = {
         output_index: output.result.target
-        for output_index, output in enumerate(step_graph.outputs)
+        for output_index, output in enumerate(trace.outputs)
         if not output.is_returned_at_end and output.result.target is not None
     }
     keys = {output_index: id(trace.joint.value(target)) for output_index, target in targets.items()}
@@ -394,7 +394,7 @@ def _gradient_targets(
             argument=argument_indices[targets[output_index].node],
             key=key,
             is_last=last_output[key] == output_index,
-            is_sole_reader=[n_readers[i] for i in step_graph.outputs[output_index].reads.storages]
+            is_sole_reader=[n_readers[i] for i in trace.outputs[output_index].reads.storages]
             == [1],
         )
         for output_index, key in keys.items()

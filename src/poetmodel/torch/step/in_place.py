@@ -18,10 +18,9 @@ from poetmodel.torch.graph.dropout import make_in_place_dropout_backward
 from poetmodel.torch.graph.operators import is_random
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
-    from poetmodel.torch.graph.step_graph import Operation, TensorStorage
-    from poetmodel.torch.step.captured import CapturedGraph
+    from poetmodel.torch.graph.step_graph import Operation, StepGraph, TensorStorage
 
     Kernel = Callable[..., torch.Tensor]
 
@@ -29,10 +28,7 @@ _DROPOUT_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 
 
 def in_place_pair(
-    step_graph: CapturedGraph,
-    operation: Operation,
-    last_uses: Sequence[int],
-    excluded_indices: Collection[int],
+    step_graph: StepGraph, operation: Operation, excluded_indices: Collection[int]
 ) -> tuple[tuple[int, int], ...]:
     """Return ((output, input),) if the only output may overwrite an argument, otherwise ().
 
@@ -58,7 +54,7 @@ def in_place_pair(
         input_index = step_graph.output_keys[argument][0]
         storage = step_graph.storages[input_index]
         if (
-            last_uses[input_index] == operation.index
+            step_graph.last_uses[input_index] == operation.index
             and input_index not in excluded_indices
             and input_index not in viewed_indices
             and not step_graph.operations[storage.operation].is_source
@@ -69,7 +65,7 @@ def in_place_pair(
     return ()
 
 
-def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) -> int:
+def in_place_workspace_bytes(step_graph: StepGraph, operation: Operation) -> int:
     """Return the workspace of an operation; 0 if not measured [B].
 
     In place, dropout's backward needs memory for a mask, for which it else uses the output.
@@ -81,7 +77,7 @@ def in_place_workspace_bytes(step_graph: CapturedGraph, operation: Operation) ->
     return workspace_bytes + step_graph.storages[operation.in_place[0][0]].bytes
 
 
-def argument_position(step_graph: CapturedGraph, operation: Operation, storage_index: int) -> int:
+def argument_position(step_graph: StepGraph, operation: Operation, storage_index: int) -> int:
     """Return the position of the first argument that is a storage, not a view of it."""
     return next(
         position

@@ -204,7 +204,7 @@ def _result_copies_bytes(trace: Trace) -> int:
         if any(operation.is_random for operation in trace.step_graph.operations)
         else 0
     )
-    for output in trace.step_graph.outputs:
+    for output in trace.outputs:
         example = output.result.node.meta["val"]
         size = example.numel() * example.element_size()
         target = output.result.target

@@ -14,8 +14,13 @@ from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.capturing.replay import profile_on_inputs
 from poetmodel.torch.graph.operators import has_flop_formula
 from poetmodel.torch.graph.tensors import storage_key
-from poetmodel.torch.step.captured import CapturedGraph
-from poetmodel.torch.step.training import TrainingGraph, UpdateProfiler
+from poetmodel.torch.step.reading import (
+    StepOutput,
+    UpdateProfiler,
+    find_outputs,
+    read_step,
+    update_workspace_bytes,
+)
 from poetmodel.torch.step.updates import Update, check_optimizer, extend_with_optimizer
 
 if TYPE_CHECKING:
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.graph.profiles import OpProfile
-    from poetmodel.torch.graph.step_graph import Operation
+    from poetmodel.torch.graph.step_graph import Operation, StepGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +43,13 @@ class Trace:
     """
 
     joint: Joint
-    step_graph: CapturedGraph
+    step_graph: StepGraph
     graph: Graph
+
+    @cached_property
+    def outputs(self) -> list[StepOutput]:
+        """One output per result, ordered by `last_operation`; outputs without one are last."""
+        return find_outputs(self.joint, self.step_graph)
 
     @cached_property
     def held_bytes(self) -> int:
@@ -50,10 +60,7 @@ class Trace:
         them until the end, so a budget must also cover them.
         """
         indices = {
-            i
-            for output in self.step_graph.outputs
-            if output.is_returned_at_end
-            for i in output.reads.storages
+            i for output in self.outputs if output.is_returned_at_end for i in output.reads.storages
         }
         return sum(self.step_graph.storages[index].bytes for index in indices)
 
@@ -144,12 +151,11 @@ def profile_step(joint: Joint, *, measure_workspaces: bool = True) -> dict[fx.No
 
 def build_trace(joint: Joint, profiles: Mapping[fx.Node, OpProfile]) -> Trace:
     """Return the trace of a captured step with the profiles of its nodes."""
-    graph_class = CapturedGraph if joint.optimizer is None else TrainingGraph
-    step_graph = graph_class(joint, profiles)
+    step_graph = read_step(joint, profiles, has_state=joint.optimizer is not None)
     return Trace(joint=joint, step_graph=step_graph, graph=_build_graph(joint, step_graph))
 
 
-def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
+def _build_graph(joint: Joint, step_graph: StepGraph) -> Graph:
     """Return the training graph of a captured step, without a node for its results.
 
     The batch size is the first dimension of the first input that has one.
@@ -183,11 +189,11 @@ def _build_graph(joint: Joint, step_graph: CapturedGraph) -> Graph:
     )
 
 
-def _make_node(step_graph: CapturedGraph, operation: Operation) -> Node:
+def _make_node(step_graph: StepGraph, operation: Operation) -> Node:
     """Return the node of an operation; state, inputs and updates are not recomputable."""
     workspace_bytes, moved_bytes = operation.profile.workspace_bytes, operation.profile.moved_bytes
-    if isinstance(step_graph, TrainingGraph) and isinstance(operation.node.target, Update):
-        workspace_bytes = step_graph.update_workspace_bytes(operation)
+    if isinstance(operation.node.target, Update):
+        workspace_bytes = update_workspace_bytes(step_graph, operation)
     return step_graph.training_node(
         operation,
         workspace_bytes=workspace_bytes,
