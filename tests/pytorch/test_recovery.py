@@ -20,7 +20,14 @@ from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
-from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, StateFile, StateTensor
+from poetmodel.torch.state.file import (
+    LARGE_BYTES,
+    PREFIX,
+    StateFile,
+    StateTensor,
+    decode,
+    encode,
+)
 from poetmodel.torch.state.pages import allocate_page, bytes_of
 from poetmodel.torch.state.recovery import replace_recovered_file
 
@@ -220,6 +227,19 @@ def test_damage_leads_to_the_record_before(tmp_path, caplog):
     path.write_bytes(b"something else")
     with pytest.raises(InputError, match="is no state file of this version"):
         recovered(tmp_path)
+
+
+def test_a_file_of_an_older_version_says_how_to_finish_with_it(tmp_path, caplog):
+    """It is not loaded; a step that is compiled beside it logs the same, and leaves it."""
+    path = left_by(tmp_path, 1)
+    path.write_bytes(encode(decode(path.read_bytes()) | {"version": 2}))
+    told = "older version of poetmodel: load it with that version's recover, and save model"
+    with pytest.raises(InputError, match=told):
+        recovered(tmp_path)
+    with replace_recovered_file(tmp_path, Network()) as steps:
+        assert steps == 0
+    assert told in caplog.text
+    assert path.exists()
 
 
 def failing_after(n_good, call):

@@ -14,8 +14,9 @@ import os
 import struct
 import tempfile
 import weakref
+from base64 import b64decode, b64encode
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate
@@ -43,7 +44,7 @@ from poetmodel.torch.state.pages import (
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from poetmodel.torch.state.pages import Memory
 
@@ -55,12 +56,10 @@ ABSENT: Final = 255
 """Slot number of a tensor that is absent, such as a moment before the first step."""
 
 _MAGIC: Final = b"poetmodel state\n"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _DIGEST_BYTES: Final = 16
-_HEADER: Final = struct.Struct(f"<{len(_MAGIC)}sQ{_DIGEST_BYTES}s")
-_RECORD: Final = {1: struct.Struct("<QQQQ"), 2: struct.Struct("<QQQQQ")}
-"""Beginning of a record, by the version of the file: generation, steps, number of tensors, bytes of
-the random state and, from version 2 on, number of update counts."""
+_PREFIX: Final = struct.Struct(f"<{len(_MAGIC)}sQ{_DIGEST_BYTES}s")
+"""What precedes the JSON of a header or record: magic bytes, its length, and its digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,6 @@ class Format:
     tensors: tuple[StateTensor, ...]
     header: bytes = field(repr=False)
     """The encoded header of the file."""
-    version: int = _VERSION
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
@@ -107,23 +105,23 @@ class Format:
             "block_bytes": BLOCK_BYTES,
             "tensors": [_tensor_to_dict(tensor) for tensor in tensors],
         }
-        encoded_fields = json.dumps(fields, allow_nan=False).encode()
-        prefix = _HEADER.pack(_MAGIC, len(encoded_fields), _digest(encoded_fields))
-        return cls(
-            name=name, generations=generations, tensors=tensors, header=prefix + encoded_fields
-        )
+        return cls(name=name, generations=generations, tensors=tensors, header=encode(fields))
 
     @classmethod
     def parse(cls, first_bytes: bytes) -> Self | None:
-        """Parse the first `header_bytes` of a file; None if damaged or of another version."""
-        size = cls.header_bytes(first_bytes)
-        if size is None or len(first_bytes) < size:
+        """Parse a file's header; None if damaged, cut, or of another system or newer version.
+
+        Raises `OlderVersionError` for a file of an older version.
+        """
+        fields = decode(first_bytes)
+        if fields is None:
             return None
-        encoded_fields = first_bytes[_HEADER.size : size]
-        if _HEADER.unpack_from(first_bytes)[2] != _digest(encoded_fields):
-            return None
-        fields = json.loads(encoded_fields)
-        if fields["version"] not in _RECORD or fields["block_bytes"] != BLOCK_BYTES:
+        if fields["version"] < _VERSION:
+            raise OlderVersionError(
+                "was written by an older version of poetmodel: load it with that version's "
+                "recover, and save model and optimizer with torch.save, or delete the file"
+            )
+        if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
             return None
         tensors = tuple(
             _tensor_from_dict(index, item) for index, item in enumerate(fields["tensors"])
@@ -132,17 +130,8 @@ class Format:
             name=fields["name"],
             generations=fields["generations"],
             tensors=tensors,
-            header=first_bytes[:size],
-            version=fields["version"],
+            header=first_bytes[: encoded_bytes(first_bytes)],
         )
-
-    @staticmethod
-    def header_bytes(first_bytes: bytes) -> int | None:
-        """Return the length of the header with its prefix [B]; None without a whole prefix."""
-        if len(first_bytes) < _HEADER.size:
-            return None
-        magic, size, _ = _HEADER.unpack_from(first_bytes)
-        return _HEADER.size + int(size) if magic == _MAGIC else None
 
     def record_offset(self, generation: int) -> int:
         """Return the offset of the record of a generation [B]."""
@@ -154,9 +143,9 @@ class Format:
     def record_bytes(self) -> int:
         """Maximum size of a record [B].
 
-        Two blocks are for the state of PyTorch's random generator (5 KiB) and update counts.
+        Three blocks are for the state of PyTorch's random generator (7 KiB) and update counts.
         """
-        return _RECORD[self.version].size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
+        return 32 * len(self.tensors) + 3 * BLOCK_BYTES
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
@@ -191,7 +180,7 @@ class Record:
     random_state: bytes = field(default=b"", repr=False)
     """State of PyTorch's random generator after these steps."""
     update_counts: tuple[int, ...] = ()
-    """``updates`` of each parameter group that counts them; empty in files of version 1."""
+    """``updates`` of each parameter group that counts them."""
 
     @classmethod
     def with_absent_tensors(cls, count: int, *, steps: int) -> Self:
@@ -199,46 +188,53 @@ class Record:
         return cls(generation=0, steps=steps, slots=(ABSENT,) * count, checksums=(0,) * count)
 
     def to_bytes(self) -> bytes:
-        """Return the encoded record with a digest at the end, without padding."""
-        tensor_count = len(self.slots)
-        header = _RECORD[_VERSION].pack(
-            self.generation,
-            self.steps,
-            tensor_count,
-            len(self.random_state),
-            len(self.update_counts),
-        )
-        body = (
-            header
-            + bytes(self.slots)
-            + struct.pack(f"<{tensor_count}Q", *self.checksums)
-            + self.random_state
-            + struct.pack(f"<{len(self.update_counts)}Q", *self.update_counts)
-        )
-        return body + _digest(body)
+        """Return the encoded record, without padding."""
+        return encode(asdict(self) | {"random_state": b64encode(self.random_state).decode()})
 
     @classmethod
-    def parse(cls, encoded: bytes, version: int = _VERSION) -> Self | None:
-        """Parse a record of a file of this version; return None if it is incomplete or damaged."""
-        beginning = _RECORD[version]
-        if len(encoded) < beginning.size:
-            return None
-        generation, steps, tensor_count, random_bytes, *count = beginning.unpack_from(encoded)
-        checksums_offset = beginning.size + tensor_count
-        random_offset = checksums_offset + 8 * tensor_count
-        counts_offset = random_offset + random_bytes
-        counts = struct.Struct(f"<{sum(count)}Q")
-        end = counts_offset + counts.size
-        if encoded[end : end + _DIGEST_BYTES] != _digest(encoded[:end]):
+    def parse(cls, encoded: bytes) -> Self | None:
+        """Parse a record; return None if it is incomplete or damaged."""
+        fields = decode(encoded)
+        if fields is None:
             return None
         return cls(
-            generation=generation,
-            steps=steps,
-            slots=tuple(encoded[beginning.size : checksums_offset]),
-            checksums=struct.unpack_from(f"<{tensor_count}Q", encoded, checksums_offset),
-            random_state=encoded[random_offset:counts_offset],
-            update_counts=counts.unpack_from(encoded, counts_offset),
+            generation=fields["generation"],
+            steps=fields["steps"],
+            slots=tuple(fields["slots"]),
+            checksums=tuple(fields["checksums"]),
+            random_state=b64decode(fields["random_state"]),
+            update_counts=tuple(fields["update_counts"]),
         )
+
+
+class OlderVersionError(Exception):
+    """A file was written by an older version; the message says how to finish with it."""
+
+
+def encode(fields: Mapping[str, Any]) -> bytes:
+    """Return a header or record: JSON after its `_PREFIX`."""
+    content = json.dumps(fields, allow_nan=False).encode()
+    return _PREFIX.pack(_MAGIC, len(content), _digest(content)) + content
+
+
+def decode(encoded: bytes) -> dict[str, Any] | None:
+    """Return the fields of the header or record at the beginning; None if it is damaged or cut."""
+    size = encoded_bytes(encoded)
+    if size is None or len(encoded) < size:
+        return None
+    content = encoded[_PREFIX.size : size]
+    if _PREFIX.unpack_from(encoded)[2] != _digest(content):
+        return None
+    fields: dict[str, Any] = json.loads(content)
+    return fields
+
+
+def encoded_bytes(first_bytes: bytes) -> int | None:
+    """Return the length of a header or record [B]; None without a whole prefix."""
+    if len(first_bytes) < _PREFIX.size:
+        return None
+    magic, size, _ = _PREFIX.unpack_from(first_bytes)
+    return _PREFIX.size + int(size) if magic == _MAGIC else None
 
 
 def _digest(content: bytes) -> bytes:

@@ -23,8 +23,10 @@ from poetmodel.torch.state.file import (
     RECORD_COUNT,
     UNFINISHED,
     Format,
+    OlderVersionError,
     Record,
     StateTensor,
+    encoded_bytes,
 )
 from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_page
 from poetmodel.torch.step.optimizers import (
@@ -274,12 +276,15 @@ class _AbandonedStateFile:
             )
 
     def read_format(self) -> Format | None:
-        """Read the format from the header; None if it is damaged or of another version."""
+        """Read the format from the header; None if it is damaged; refuses an older version."""
         first_bytes = self._read_bytes(_FIRST_READ_BYTES, 0)
-        header_bytes = Format.header_bytes(first_bytes)
+        header_bytes = encoded_bytes(first_bytes)
         if header_bytes is None or header_bytes > os.fstat(self._descriptor).st_size:
             return None
-        return Format.parse(self._read_bytes(header_bytes, 0))
+        try:
+            return Format.parse(self._read_bytes(header_bytes, 0))
+        except OlderVersionError as error:
+            raise InputError(f"{self.path}: {error}") from None
 
     def read_records(self, file_format: Format) -> list[Record]:
         """Read the intact commit records, newest first."""
@@ -287,7 +292,7 @@ class _AbandonedStateFile:
             self._read_bytes(file_format.record_bytes, file_format.record_offset(position))
             for position in range(RECORD_COUNT)
         )
-        parsed_records = (Record.parse(raw, file_format.version) for raw in raw_records)
+        parsed_records = map(Record.parse, raw_records)
         records = [record for record in parsed_records if record is not None]
         return sorted(records, key=lambda record: -record.generation)
 
@@ -403,7 +408,11 @@ def replace_recovered_file(
     if loaded_file is not None and loaded_file.path.parent.resolve() != Path(folder).resolve():
         loaded_file = None
     for file in _find_abandoned_files(Path(folder)) if Path(folder).is_dir() else ():
-        file_format = file.read_format()
+        try:
+            file_format = file.read_format()
+        except InputError as error:
+            _LOG.warning("%s", error)
+            file_format = None
         records = [] if file_format is None else file.read_records(file_format)
         if file_format is not None and records:
             _LOG.warning(
