@@ -745,8 +745,9 @@ def load_int8_training_runs() -> pd.DataFrame:
 # -- models of other libraries ---------------------------------------------------------------------
 
 
+@cache
 def load_models() -> pd.DataFrame:
-    """Return the tested models of other libraries with their results."""
+    """Return the tested models of other libraries with their results; do not modify."""
     models = load_frame("coverage")
     models = models[models.status.isin(["works", "as captured", "differs", "refused"])]
     lines = models.line if "line" in models else pd.Series(None, models.index, dtype=object)

@@ -131,6 +131,17 @@ def test_contradictions_are_refused():
     assert write_loops(replace(loops, strides=(out, (*x[:-1], 16), *others))) is None
 
 
+def test_a_single_iteration_has_any_stride():
+    """Some channels of one vector can be quantized into a whole one, as they lie; of two, not."""
+    numbers = {"channels": 8, "plane": 1, "inverse": 1.0, "zero": 0}
+    for batch, is_written in ((1, True), (2, False)):
+        tensors = {name: Ref(name) for name in ("out", "x")}
+        loops = read_loops(Call.by_name("pm_q8_quantize", **tensors, batch=batch, **numbers))
+        call = write_loops(replace(loops, sizes=(batch, 4, 1)))
+        assert (call is not None) == is_written
+        assert call is None or call["channels"] == 4
+
+
 def test_sums_are_summed_in_any_order():
     """Loops whose result has no stride go to the inner table."""
     call = Call("pm_sum", (Ref("y"), Ref("x"), (1, 3, 1, 4), (1, 4, 1), 1.0))
