@@ -211,7 +211,7 @@ MAKESPAN = {
 }
 """Values of the fields of a policy, also poor ones; none may cause a false claim.
 
-Those of makespans are drawn apart, so that recorded seeds keep their problems.
+Those of makespans, and new ones, are drawn apart, so that recorded seeds keep their problems.
 """
 
 

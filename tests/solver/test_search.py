@@ -80,6 +80,17 @@ def test_what_an_abandoned_search_still_finds_is_ignored():
     assert search.is_done()
 
 
+def test_a_withdrawn_bound_is_corrected_for_the_user():
+    """At once, also if a child withdraws it."""
+    search, told = search_of()
+    assert search.offer(RECOMPUTED)
+    child = search.child(search.problem)
+    child.prove(0.5)
+    assert told[-1].overhead_bound == 0.5
+    child.replace_bound(0.25)
+    assert told[-1].overhead_bound == 0.25
+
+
 @pytest.mark.parametrize(("bound", "ends"), [(0.5, False), (1.0, True)])
 def test_a_search_ends_with_its_gap_its_ceiling_or_its_target(bound, ends):
     """A ceiling ends it without a schedule, a target without a bound."""

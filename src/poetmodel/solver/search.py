@@ -161,10 +161,13 @@ class Search:
             self.report()
 
     def replace_bound(self, bound: float) -> None:
-        """Set the proven bound to `bound`, also to a lower one if a solver's bound was wrong."""
+        """Set and report the proven bound, also a lower one if a solver's bound was wrong."""
         with self.lock:
-            if not self.is_abandoned:
+            is_changed = bound != self.bound and not self.is_abandoned
+            if is_changed:
                 self.bound = bound
+        if is_changed:
+            self.report()
 
     def best_known(self) -> tuple[float, Candidate | None]:
         """Return the proven bound and the best schedule so far."""
