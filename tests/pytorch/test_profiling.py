@@ -25,7 +25,7 @@ from poetmodel.torch.runtime.convolutions import (
     divide_convolutions,
     find_min_workspace_kernel,
 )
-from poetmodel.torch.runtime.profiling import fit_transfer_time, measure_paging
+from poetmodel.torch.state.paging import fit_transfer_time, measure_paging
 from poetmodel.torch.step.scheduled import keep_all_bytes, min_budget_bytes
 
 nn = torch.nn

@@ -20,11 +20,10 @@ from poetmodel.torch.planning.profiles import find_graph_key, load_or_measure
 from poetmodel.torch.runtime.convolutions import describe_divided_kernels
 from poetmodel.torch.runtime.profiling import (
     CACHED_NOTE,
-    Paging,
     Profile,
-    TransferTime,
     build_profile,
 )
+from poetmodel.torch.state.paging import Paging, TransferTime
 from poetmodel.torch.step.trace import Trace, build_trace, profile_step
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from poetmodel.torch.dynamo.regions import region_errors
 from poetmodel.torch.dynamo.rewriting import AUTO, NO_GRAPH_TEXT
 from poetmodel.torch.planning.options import type_errors
 from poetmodel.torch.planning.task import check_budget
-from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
+from poetmodel.torch.state.paging import measure_paging
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.cache import Cache
     from poetmodel.torch.dynamo.joint_graph import JointGraph
     from poetmodel.torch.graph.profiles import OpProfile
-    from poetmodel.torch.runtime.profiling import Paging
+    from poetmodel.torch.state.paging import Paging
 
 TOKEN_BYTES: Final = 8
 """RAM of the token of each page on storage [B]."""
