@@ -49,7 +49,7 @@ from poetmodel.torch import quantized as quantize
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.lowered.calls import Call
     from poetmodel.lowered.step import LoweredStep
@@ -66,6 +66,10 @@ CHECKS: Final = {"pm_finite": {"call": 11.0, "element": 7.0}}
 """Rows of the checks of inputs, which no node has: counted in the code that GCC makes of them."""
 LEAST_UNITS: Final = 50
 """Units of the largest call of a kernel that is measured as its tests call it."""
+REPEATS: Final = 16
+"""Times that a node executes a call of a kernel that no node calls without others."""
+REPEATED_STEPS: Final = 3
+"""Steps in which the calls of such a kernel are repeated."""
 MOST_CALLS: Final = 16
 """Calls that are measured of a kernel as its tests call it."""
 COMMON_ENTRIES: Final = ("call", "row", "element", "result")
@@ -198,8 +202,9 @@ def make_direct_step(kernels: Collection[str]) -> LoweredStep:
 
 def list_kernels(step: LoweredStep) -> set[str]:
     """Return the kernels that compute in a step."""
-    pairs = zip(step.graph.nodes, step.calls, strict=True)
-    return {call.kernel for node, calls in pairs for call in find_computing_calls(node, calls)}
+    return {
+        call.kernel for node, calls in step.operations for call in find_computing_calls(node, calls)
+    }
 
 
 @cache
@@ -417,6 +422,8 @@ def fit_instructions(
     Samples are the units of a node, by (kernel, unit), and its instructions. Units with 0
     instructions are omitted.
     """
+    if not samples:
+        return {}
     columns = sorted({column for counts, _ in samples for column in counts})
     index = {column: k for k, column in enumerate(columns)}
     matrix = np.zeros((len(samples), len(columns)))
@@ -442,7 +449,7 @@ def measure_step(
     Those of known kernels are estimated, and left out.
     """
     counts = measure_emulated(step, device=DEVICE).instructions
-    for node, calls in zip(step.graph.nodes, step.calls, strict=True):
+    for node, calls in step.operations:
         units: Counter[tuple[str, str]] = Counter()
         known_instructions = 0.0
         for call in find_computing_calls(node, calls):
@@ -455,6 +462,50 @@ def measure_step(
             yield units, max(0, counts[node.name] - round(known_instructions))
 
 
+def measure_kernels(known: Collection[str]) -> dict[str, dict[str, float]]:
+    """Measure and fit the rows of all kernels but the `known` ones.
+
+    Kernels that nodes call only beside others are repeated in a few steps: a fit of equal numbers
+    of calls could give all instructions to one of them.
+    """
+    samples: list[tuple[Counter[tuple[str, str]], int]] = []
+    steps = [step for step in make_steps(known) if not list_kernels(step) <= {*known}]
+    for step in steps:
+        samples += measure_step(step, known)
+        logging.info("%s: %d nodes so far", step.graph.name, len(samples))
+    for kernel in sorted(find_accompanied(steps) - {*known}):
+        with_kernel = (step for step in steps if kernel in list_kernels(step))
+        for step in islice(with_kernel, REPEATED_STEPS):
+            samples += measure_step(repeat_calls(step, kernel), known)
+            logging.info("%s: %d nodes so far", kernel, len(samples))
+    return fit_instructions(samples)
+
+
+def find_accompanied(steps: Iterable[LoweredStep]) -> set[str]:
+    """Return the kernels that no node of the steps calls without others."""
+    groups = [
+        {call.kernel for call in find_computing_calls(node, calls)}
+        for step in steps
+        for node, calls in step.operations
+    ]
+    alone = set[str]().union(*(group for group in groups if len(group) == 1))
+    return set[str]().union(*groups) - alone
+
+
+def repeat_calls(step: LoweredStep, kernel: str) -> LoweredStep:
+    """Return a step whose nodes execute each call of a kernel `REPEATS` times."""
+    return step.with_operations(
+        operation._replace(
+            calls=tuple(
+                call
+                for one in operation.calls
+                for call in (one,) * (REPEATS if one.kernel == kernel else 1)
+            )
+        )
+        for operation in step.operations
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Count instructions, fit the table and write it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -465,12 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
     known = json.loads(default.read_text(encoding="utf-8")) if options.new else {}
-    samples: list[tuple[Counter[tuple[str, str]], int]] = []
-    for step in make_steps(known.keys()):
-        if not list_kernels(step) <= known.keys():
-            samples += measure_step(step, known.keys())
-            logging.info("%s: %d nodes so far", step.graph.name, len(samples))
-    table = fit_instructions(samples) if samples else {}
+    table = measure_kernels(known.keys())
     if options.new:
         table |= known
     else:
