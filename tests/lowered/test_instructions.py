@@ -132,7 +132,7 @@ def test_table_is_about_kernels():
     names = {name.removesuffix(", decay") for name in load_table()} - {OTHER_KERNELS}
     assert kernel_names() - names == UNMEASURED
     assert names <= kernel_names()
-    assert all(cost > 0 for row in load_table().values() for cost in row.values())
+    assert all(row and min(row.values()) > 0 for row in load_table().values())
     arguments = (Ref("w"), Ref("g"), 40, 0.1, 1.0)
     plain, decayed = (Call("pm_sgd", (*arguments, decay)) for decay in (0.0, 0.1))
     assert estimate_call_instructions(plain) < estimate_call_instructions(decayed)
