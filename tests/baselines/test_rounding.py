@@ -112,7 +112,7 @@ def test_no_rounding_is_quicker_than_the_program_and_all_are_no_slower_than_one(
 
 
 @pytest.mark.usefixtures("few_draws")
-@pytest.mark.parametrize("rule", ["", *ROUNDING_RULES])
+@pytest.mark.parametrize("rule", [pytest.param("", marks=pytest.mark.slow), *ROUNDING_RULES])
 def test_schedules_keep_the_budget_or_are_refused(rule):
     """For any graph, the schedule is valid within RAM and pages nothing, or has a reason."""
     again = 0

@@ -119,7 +119,9 @@ def whole(programs):
     return programs("in RAM").state()
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", mark_seeds_except(PLANS, {"paged", "in RAM", "forgets"}, slow=PLANS)
+)
 def test_said_is_what_the_flash_counts(programs, plan):
     """Written bytes of each step are within the stated limits, and erases are as stated."""
     program = programs(plan)

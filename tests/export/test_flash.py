@@ -90,7 +90,7 @@ def with_zeros(names):
     return step.edit({}, values=values)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", mark_seeds_except(PLANS, {"paged", "kept", "binary"}, slow=PLANS))
 def test_zeros_of_state_take_no_flash(plan, tmp_path):
     """The program makes them itself, and trains as one that reads them from a file of state."""
     require_programs(Target.HOST)

@@ -67,7 +67,8 @@ def refuse(step, folder, *flags, **options):
     ("way", "flags"),
     mark_seeds_except(
         [*((way, ()) for way in WAYS), ("paged", ("-DPM_REAL=double",)), ("mapped", ("-Ofast",))],
-        {("mapped", ()), ("prefix", ())},
+        {("mapped", ())},
+        {("prefix", ())},
     ),
 )
 def test_float_steps_refuse_them(tmp_path, way, flags):

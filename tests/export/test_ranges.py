@@ -103,8 +103,14 @@ def captured(case, *, infer=False):
     [
         ("label", {(1, 1): (5, 100_000, -1, -2_147_483_648)}),
         pytest.param("ignored", {(1, 0): (5, -2, -100)}, marks=pytest.mark.seeds),
-        ("language", {(0, 11): (11, -1, 2_147_483_647), (1, 11): (11, -1, -100)}),
-        ("bags", {(0, 14): (20, -1), (1, 0): (7, -8), (2, 5): (6, -1)}),
+        pytest.param(
+            "language",
+            {(0, 11): (11, -1, 2_147_483_647), (1, 11): (11, -1, -100)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "bags", {(0, 14): (20, -1), (1, 0): (7, -8), (2, 5): (6, -1)}, marks=pytest.mark.slow
+        ),
         pytest.param("means", {(0, 0): (20, -1)}, marks=pytest.mark.seeds),
         ("grid", {(0, 2): (4, -5), (1, 2): (9, -10)}),
         ("counted", {(0, 1): (2, -4)}),

@@ -135,8 +135,9 @@ def test_gradients_that_something_else_reads_stay(model, rule):
     assert split_fused_updates(step).graph == step.graph
 
 
-QUICK = {("read in place", "decay", perceptron, 1), ("in tiles", "decay", perceptron, 1)}
+QUICK = {("in tiles", "decay", perceptron, 1)}
 SLOW = {
+    ("read in place", "decay", perceptron, 1),
     ("kept", "plain", perceptron, 3),
     ("in tiles", "plain", filters, 3),
     ("with commits", "maximize", filters, 1),

@@ -253,7 +253,7 @@ def test_numbers_that_are_not_finite_are_in_a_manifest(tmp_path):
 @pytest.mark.parametrize(
     ("text", "look"),
     [
-        ("uint8:0.0039", lambda x: x.float() * 0.0039),
+        pytest.param("uint8:0.0039", lambda x: x.float() * 0.0039, marks=pytest.mark.slow),
         pytest.param("uint8", lambda x: x.float(), marks=pytest.mark.slow),
         (
             "int8:0.01,0.02,0.03:-1.5,0,2",

@@ -1,12 +1,14 @@
 """Models that leave the package have the true costs, or their build names the one out of range."""
 
 import math
+from itertools import product
 
 import pyomo.environ as pyo
 import pytest
 
 from kit.costly import costly_problem, find_optimum, solve_file
 from kit.instances import make_rng
+from kit.rotation import mark_seeds_except
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, operation, zoo
@@ -57,8 +59,14 @@ def solver(request):
     return request.param
 
 
-@pytest.mark.parametrize("form", ["lp", "mps"])
-@pytest.mark.parametrize("reductions", [True, False])
+@pytest.mark.parametrize(
+    ("form", "reductions"),
+    mark_seeds_except(
+        product(("lp", "mps"), (True, False)),
+        {("lp", True), ("mps", False)},
+        slow={("lp", False), ("mps", True)},
+    ),
+)
 @pytest.mark.parametrize("seeds", [SEEDS, *MORE_SEEDS])
 def test_optimum_of_a_file_is_that_of_the_problem(tmp_path, solver, form, reductions, seeds):
     """Transfers cost 1e-3 to 1e7 single passes; the optimum is that of the exhaustive search."""

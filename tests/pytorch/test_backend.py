@@ -218,8 +218,8 @@ SMALL = [
     [
         *mark_seeds_except(
             list(product(CASES.values(), ("100%", "75%"))),
-            [(mlp, "75%"), (decoder, "75%")],
-            [(cnn, "75%"), (unet, "100%")],
+            [(mlp, "75%")],
+            [(cnn, "75%"), (unet, "100%"), (decoder, "75%")],
         ),
         *SMALL,
     ],

@@ -124,7 +124,7 @@ def test_what_makes_large_tensors_is_executed_once():
     assert "aten.t.default" not in found
 
 
-@pytest.mark.parametrize("make", [encoder, blocks, wide])
+@pytest.mark.parametrize("make", [pytest.param(encoder, marks=pytest.mark.slow), blocks, wide])
 def test_equal_operations_are_executed_once(make):
     """Of three equal layers, one is computed; the results of the others have its form."""
     joint = trace(*make(), measure_workspace=False).joint

@@ -56,8 +56,10 @@ SEEDS = [f"c/{i}" for i in range(400)]
 @pytest.mark.parametrize(
     ("way", "make", "seeds"),
     [
-        *((way, state_problem, SEEDS[:40]) for way in ("lazy", "compact")),
-        *((way, state_rows_problem, SEEDS[40:60]) for way in ("lazy", "compact")),
+        ("lazy", state_problem, SEEDS[:40]),
+        ("compact", state_rows_problem, SEEDS[40:60]),
+        pytest.param("compact", state_problem, SEEDS[:40], marks=pytest.mark.slow),
+        pytest.param("lazy", state_rows_problem, SEEDS[40:60], marks=pytest.mark.slow),
         *(
             pytest.param(way, make, SEEDS[begin : begin + 30], marks=pytest.mark.seeds)
             for way, make in (("lazy", state_problem), ("compact", state_rows_problem))
