@@ -283,6 +283,20 @@ def test_checks_of_numbers_are_made_at_the_end(name):
     assert torch.equal(model.layer.weight.grad, before)
 
 
+class Frozen(nn.Linear):
+    """A layer that is in evaluation mode whatever it is told."""
+
+    training = property(lambda _: False, lambda *_: None)
+
+
+def test_a_mode_may_be_a_property():
+    """A class may compute what `train` sets in others."""
+    model = Model(lambda m, y, _: m.frozen(y))
+    model.frozen = Frozen(4, 4)
+    step = compile_keep_all(model, None, rows())
+    assert find_differences(step, model, None, rows()) == []
+
+
 def test_tensors_outside_of_modules_are_those_of_the_step():
     """Another tensor in a list that forward reads is used from then on, in both passes."""
     model = Model(lambda m, y, _: y * m.tensors[0])

@@ -164,7 +164,7 @@ class Guards:
         return (
             all(map(is_plain, tensors))  # Dynamo's guards crash on nested tensors
             and self._submodules == self._old_submodules
-            and [attributes["training"] for attributes in self._attributes] == self._training
+            and [attributes.get("training") for attributes in self._attributes] == self._training
             and all(
                 _guarded_properties(inputs[position]) == properties[position]
                 for position in self._unguarded_positions
@@ -316,7 +316,7 @@ class Guards:
         return Assumptions(
             inputs=tuple(map(_guarded_properties, inputs)),
             modules=module_ids,
-            training=tuple([attributes["training"] for attributes in module_attributes]),
+            training=tuple([attributes.get("training") for attributes in module_attributes]),
             hooks=tuple(
                 [tuple(chain(*map(attributes.get, HOOKS))) for attributes in module_attributes]
             ),
