@@ -386,7 +386,7 @@ def _is_accepted(step: LoweredStep, parameter_type: str, argument: Argument) -> 
         )
     if isinstance(argument, int):
         return argument == 0 if is_pointer else abs(argument) < 2**31
-    return parameter_type == "pm_real"
+    return parameter_type == DataType.REAL.c_name
 
 
 def _format_argument(argument: Argument) -> str:

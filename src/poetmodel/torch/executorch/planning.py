@@ -59,7 +59,6 @@ def read_edge(program: ExportedProgram, *, name: str) -> EdgeGraph:
             node,
             name=f"inputs[{index}]",
             op=node.op,
-            phase=Phase.FORWARD if node in forward_nodes else Phase.BACKWARD,
             layout=TensorLayout.from_tensor(value),
             size_bytes=round_up(value.nbytes, ALIGNMENT),
         )

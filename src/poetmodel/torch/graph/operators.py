@@ -23,7 +23,7 @@ _COPYING_COLLECTIVES: Final = ("all_reduce", "broadcast")
 """Collectives that clone their input first."""
 
 
-def registering(table: dict[Any, F]) -> Callable[..., Callable[[F], F]]:
+def register_in(table: dict[Any, F]) -> Callable[..., Callable[[F], F]]:
     """Return a decorator, with keys as arguments, that adds a function to a table."""
 
     def with_keys(*keys: Any) -> Callable[[F], F]:

@@ -294,7 +294,7 @@ class GraphReader:
             for number, size_bytes in enumerate(profile.sizes_bytes)
         ]
         self._makers.add(node)
-        self._append_operation(node, name, op, self._phase_of(node), reads, profile, outputs)
+        self._append_operation(node, name, op, reads, profile, outputs)
 
     def add_source(
         self,
@@ -302,7 +302,6 @@ class GraphReader:
         *,
         name: str,
         op: str,
-        phase: Phase,
         layout: TensorLayout,
         size_bytes: int,
     ) -> None:
@@ -314,16 +313,13 @@ class GraphReader:
         self._names[name] += 1
         self.output_keys[node] = (len(self.storages), 0)
         outputs = [(name, size_bytes, (layout,))]
-        self._append_operation(
-            node, name, op, phase, Reads(storages=(), views=()), OpProfile(), outputs
-        )
+        self._append_operation(node, name, op, Reads(storages=(), views=()), OpProfile(), outputs)
 
     def _append_operation(
         self,
         node: fx.Node,
         name: str,
         op: str,
-        phase: Phase,
         reads: Reads,
         profile: OpProfile,
         new_storages: Iterable[tuple[str, int, tuple[TensorLayout, ...]]],
@@ -347,7 +343,7 @@ class GraphReader:
                 index=index,
                 name=name,
                 op=op,
-                phase=phase,
+                phase=self._phase_of(node),
                 node=node,
                 reads=reads,
                 storages=tuple(range(first_storage, len(self.storages))),

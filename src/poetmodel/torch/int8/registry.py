@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.graph.operators import registering
+from poetmodel.torch.graph.operators import register_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PATTERNS: Final[dict[Any, Convert]] = {}
 """Functions of a `Reader` and a node that return its value for `Reader.values`, by operator."""
-converts: Final = registering(PATTERNS)
+converts: Final = register_in(PATTERNS)
 LOWERINGS: Final[dict[str, Lower]] = {}
 """Functions that lower an operator to the call of its C kernel, by name as in `find_operator`."""
-lowers: Final = registering(LOWERINGS)
+lowers: Final = register_in(LOWERINGS)

@@ -22,7 +22,7 @@ from poetmodel.lowered.kernels import find_kernel, kernel_names
 from poetmodel.lowered.loops import MAX_RANK, merge_dimensions
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph.operators import arguments_with_defaults, is_random, registering
+from poetmodel.torch.graph.operators import arguments_with_defaults, is_random, register_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ NO_KERNEL: Final = "has no kernel for elements of this type"
 """Reason why an operator is refused."""
 _LOWERINGS: Final[dict[Any, Lower]] = {}
 """The function that lowers each operator or custom operation."""
-lowers: Final = registering(_LOWERINGS)
+lowers: Final = register_in(_LOWERINGS)
 """Decorator that registers, or replaces, the lowering of operators."""
 
 

@@ -73,9 +73,12 @@ def read_step(joint: Joint, profiles: Mapping[fx.Node, OpProfile], *, has_state:
     norm, may be recomputed.
     """
     paths, backward = _module_paths(joint), _tangent_descendants(joint)
+    arguments = {argument.node: argument for argument in joint.arguments}
 
     def phase_of(node: fx.Node) -> Phase:
         """Return the phase of a node: FORWARD also for unknown modules."""
+        if node in arguments:
+            return Phase.INPUT if arguments[node].kind in _INPUT_KINDS else Phase.STATE
         if isinstance(node.target, CustomOperation):
             return Phase.UPDATE
         if _is_tagged_backward(node) or node in backward:
@@ -142,7 +145,6 @@ def _add_source(reader: GraphReader, argument: InputSpec, value: torch.Tensor) -
         argument.node,
         name=argument.name,
         op=kind.replace(" ", "_"),
-        phase=Phase.INPUT if argument.kind in _INPUT_KINDS else Phase.STATE,
         layout=TensorLayout.from_tensor(value),
         size_bytes=value.untyped_storage().nbytes(),
     )
