@@ -144,7 +144,7 @@ def test_covers_look_at_every_limit(reductions):
         problem = problem.subject_to(few=lambda v: v.page_ins["a"] <= v.recomputations["a"])
         form = compile_model(build(problem, reductions=reductions))
         seen |= {form.rows[r].family for r in limit_rows(form)}
-    sums = LIMITED_SUMS - {"surrogate_deadline"}
+    sums = LIMITED_SUMS - {"stated_deadline"}
     assert seen == {"memory", "storage", *sums}
 
 

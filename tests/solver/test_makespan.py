@@ -248,7 +248,7 @@ def test_model_with_own_rows_keeps_the_deadline_of_its_plan():
         assert result.status == status, deadline
         assert model.objective.expr is objective
         assert model.problem is problem
-        assert model.component("surrogate_deadline") is None
+        assert model.component("stated_deadline") is None
 
 
 def test_start_that_violates_rows_of_a_model_is_not_returned():

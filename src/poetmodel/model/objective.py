@@ -67,9 +67,9 @@ def objective_terms(m: Model, problem: Problem) -> tuple[list[Term], float]:
     """Return the objective of `problem` in its `Objective.unit`: terms over `m`, and a constant.
 
     The constant makes the sum 0 or more if there are rewards; the single pass is not included.
-    `problem` may be a surrogate of the model's. Costs are truncated to a million units, or to twice
-    the objective's `reference`: bounds remain valid, and solutions better than the reference have
-    their true cost.
+    `problem` may state other times than the model's. Costs are truncated to a million units, or to
+    twice the objective's `reference`: bounds remain valid, and solutions better than the reference
+    have their true cost.
     """
     objective = problem.objective
     if not objective.is_sum:
@@ -153,8 +153,8 @@ def _add_deadline_rows(m: Model) -> None:
         sum(R * compute_time) + sum(M_in * page_in_time) + sum(M_out * page_out_time) <= deadline
 
     Homes of state on storage count as in the objective. If transfers overlap computations, this row
-    has the compute time only (in a surrogate, with a fraction of the transfer time). A second row
-    then limits the transfer time, unless plans may omit transfers.
+    has the compute time only (with a fraction of the transfer time if a statement weighs it). A
+    second row then limits the transfer time, unless plans may omit transfers.
     """
     for limit in m.problem.linear_limits:
         if limit.name in DEADLINE_ROWS:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 USER_CONSTRAINTS: Final = "constraints"
 """Name of the rows of user-defined constraints in a model, except per-stage ones; their key is
 (name, ``upper`` or ``lower``)."""
-DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
+DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "stated_deadline")
 """Names of the rows of a deadline: of the counted time (for a makespan, the time of the core); of
 the bus, if `Problem.deadline_sums` includes it; of a `Statement` that is solved with the model."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", USER_CONSTRAINTS})

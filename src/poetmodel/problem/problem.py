@@ -496,7 +496,7 @@ class Problem(StatedProblem):
         First `time_sum`. For ``overlap`` also the transfer time alone, since the makespan is at
         least the time of the bus; omitted if plans may omit transfers (`plans_all_transfers`).
         """
-        # Also for a surrogate with weighted times, which is not `is_overlapping`.
+        # Also where a statement weighs times, so that it is not `is_overlapping`.
         limits_bus = self.counts_makespan and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if limits_bus else (self.time_sum,)
 
