@@ -160,6 +160,20 @@ def test_a_model_is_solved_as_it_was_built():
     assert solve(open_, formulation="compact").formulation == "compact-unreduced"
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"on_progress": 3}, "on_progress: expected a function, got 3"),
+        ({"solver_options": [1]}, "solver_options: expected a dictionary, got a list"),
+        ({"solver_options": 3}, "solver_options: expected a dictionary, got 3"),
+    ],
+)
+def test_keywords_of_another_type_are_refused(keywords, message):
+    """The error names the keyword, before a solve begins."""
+    with pytest.raises(InputError, match=f"^{message}"):
+        solve(skip_problem(), **keywords)
+
+
 @pytest.mark.parametrize("thing", [None, "resnet18", skip_graph(), pyo.ConcreteModel()])
 def test_what_is_neither_problem_nor_model_is_refused(thing):
     """The error states the expected types."""

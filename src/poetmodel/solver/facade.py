@@ -99,15 +99,15 @@ def solve(
     Ctrl-C during the search ends the solve with the best schedule so far. For a large model whose
     additions a problem can state, a warning is logged.
     """
-    request = Request(
+    request = Request.of_keywords(
         formulation=formulation,
         backend=backend,
-        time_limit_s=time_limit,
+        time_limit=time_limit,
         gap=gap,
         threads=threads,
         seed=seed,
         on_progress=on_progress,
-        solver_options=dict(solver_options or {}),
+        solver_options=solver_options,
     )
     return execute(problem_or_model, request, start)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from poetmodel.clock import now_s, wall_end_s
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, quote
 from poetmodel.solver.policy import Policy
 
 if TYPE_CHECKING:
@@ -128,7 +128,13 @@ class SearchOptions:
         **options: Any,
     ) -> Self:
         """Return the options that keywords of `poetmodel.solve` state."""
-        return cls(time_limit_s=time_limit, solver_options=dict(solver_options or {}), **options)
+        try:
+            named_options = dict(solver_options or {})
+        except (TypeError, ValueError):
+            raise InputError(
+                f"solver_options: expected a dictionary, got {quote(solver_options)}"
+            ) from None
+        return cls(time_limit_s=time_limit, solver_options=named_options, **options)
 
     def start(self, on_progress: OnProgress | None = None) -> Request:
         """Return the request of these options, whose clock starts now."""
@@ -151,6 +157,12 @@ class Request(SearchOptions):
     of this object."""
     wall_end_s: float | None = field(default_factory=wall_end_s)
     """Latest end on the monotonic clock if the limit is processor time [s]; None otherwise."""
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for invalid options, and for a callback that cannot be called."""
+        SearchOptions.__post_init__(self)
+        if self.on_progress is not None and not callable(self.on_progress):
+            raise InputError(f"on_progress: expected a function, got {quote(self.on_progress)}")
 
     def restart(self, time_limit_s: float, on_progress: OnProgress | None = None) -> Request:
         """Return the same options with another limit and callback; the clock starts now."""
