@@ -455,3 +455,9 @@ def test_running_statistics_do_not_end_the_forward_pass():
     assert len(forward.intersection(k for _, k in again)) > len(forward) / 2
     assert min(t for t, _ in again) >= first
     assert len(again) == len({k for _, k in again})
+
+
+def test_each_position_is_a_neighbourhood():
+    """A position that no iteration could draw would be dead code."""
+    positions = {name for name in vars(neighbourhood) if name.endswith("_position")}
+    assert positions == {position.__name__ for position in neighbourhood.NEIGHBOURHOODS}

@@ -202,7 +202,7 @@ DRAWN = {
     "worker_start_s": (0.0, 0.5),
     "drops_dominated_keeps": (True, True, False),
 }
-MAKESPAN = {
+DRAWN_APART = {
     "relaxation_time_ratio": (0.1, 0.5, 1.0),
     "surrogate_time_ratio": (0.1, 0.5, 1.0),
     "least_makespan_time_ratio": (0.0, 0.25, 1.0),
@@ -211,19 +211,20 @@ MAKESPAN = {
 }
 """Values of the fields of a policy, also poor ones; none may cause a false claim.
 
-Those of makespans, and new ones, are drawn apart, so that recorded seeds keep their problems.
+Those of makespans, and new ones, are drawn apart, so that recorded seeds keep their problems; a
+new family of cuts or heuristic changes them.
 """
 
 
 def random_policy(rng):
-    """Draw a policy: its enabled phases, and a value of `DRAWN` or `MAKESPAN` for each number."""
+    """Draw a policy: its enabled phases, and a value of each number."""
     drawn = Policy(
         cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
         **{name: rng.choice(values) for name, values in DRAWN.items()},
     )
     apart = make_rng(str([getattr(drawn, name) for name in DRAWN]))
-    return replace(drawn, **{name: apart.choice(values) for name, values in MAKESPAN.items()})
+    return replace(drawn, **{name: apart.choice(values) for name, values in DRAWN_APART.items()})
 
 
 def random_grouping(rng, n):
