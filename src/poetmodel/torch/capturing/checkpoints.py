@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from poetmodel.torch.capturing.front_private import CHECKPOINT, example_value
+from poetmodel.torch.capturing.front_private import CHECKPOINT, example_value, set_grad_enabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node, parameters: set[fx.Node
     )
     with graph.inserting_before(node):
         if trains_nothing:
-            graph.call_function(torch._C._set_grad_enabled, (False,))  # noqa: SLF001
+            graph.call_function(set_grad_enabled, (False,))
         for inner in body.graph.nodes:
             if inner.op == "placeholder":
                 continue
@@ -79,7 +79,7 @@ def _inline(graph_module: fx.GraphModule, node: fx.Node, parameters: set[fx.Node
             if not trains_nothing:
                 _repeat_changes(graph, inner, mapped)
         if trains_nothing:
-            graph.call_function(torch._C._set_grad_enabled, (True,))  # noqa: SLF001
+            graph.call_function(set_grad_enabled, (True,))
     _replace_results(node, results)
     graph.erase_node(node)
     if not body_node.users:
@@ -125,7 +125,7 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
 
 def _repeat_update(graph: fx.Graph, norm: fx.Node) -> None:
     """Call a norm once more without gradients, for its statistics."""
-    graph.call_function(torch._C._set_grad_enabled, (False,))  # noqa: SLF001
+    graph.call_function(set_grad_enabled, (False,))
     repeated = graph.call_function(norm.target, norm.args, norm.kwargs)
     repeated.meta = dict(norm.meta)
-    graph.call_function(torch._C._set_grad_enabled, (True,))  # noqa: SLF001
+    graph.call_function(set_grad_enabled, (True,))

@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -23,6 +23,7 @@ from torch import fx
 
 from poetmodel.torch.capturing.front_private import (
     DYNAMO_ERROR,
+    LOGGERS,
     MAX_CAPTURES,
     ValidCode,
     capture_settings,
@@ -34,6 +35,7 @@ from poetmodel.torch.capturing.front_private import (
     kept_validation,
     known_refusal,
     omit_guards,
+    raise_on_recompile,
     wants_gradient,
 )
 from poetmodel.torch.capturing.front_readings import (
@@ -55,7 +57,7 @@ from poetmodel.torch.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.torch.capturing.front_readings import Values
     from poetmodel.torch.capturing.inputs import Access
@@ -204,8 +206,7 @@ class StepFront:
             # An error that is raised need not be logged with its traceback too.
             with (
                 capture_settings(),
-                _quiet_logger("torch._dynamo"),
-                _quiet_logger("torch._guards"),
+                _quiet_loggers(),
                 warnings.catch_warnings(action="ignore"),
             ):
                 self._compiled(*batch)
@@ -351,9 +352,7 @@ class StepFront:
         self._release_stance()
         with (
             torch.compiler.set_stance("default"),
-            torch._dynamo.config.patch(  # noqa: SLF001
-                error_on_recompile=True
-            ),
+            raise_on_recompile(),
         ):
             try:
                 self._compiled(*batch)
@@ -437,18 +436,17 @@ def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Func
     return FunctionType(code, names, None, None, function.__closure__)
 
 
-class _quiet_logger:  # noqa: N801 - used as a function
-    """Context manager in which a logger, and those below it, log nothing."""
-
-    def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
-
-    def __enter__(self) -> None:
-        self._level = self._logger.level
-        self._logger.setLevel(logging.CRITICAL + 1)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.setLevel(self._level)
+@contextmanager
+def _quiet_loggers() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 # -- lines and values in messages ----------------------------------------------------------------

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._guards import TracingContext, tracing
 
 from poetmodel.torch.capturing.checkpoints import inline_checkpoints
 from poetmodel.torch.capturing.front import Capture, find_line
-from poetmodel.torch.capturing.front_private import calling_modules
+from poetmodel.torch.capturing.front_private import (
+    TracingContext,
+    aot_export_joint_with_descriptors,
+    calling_modules,
+    retain_random_operations,
+    tracing,
+)
 from poetmodel.torch.capturing.front_readings import ctc_loss
 from poetmodel.torch.capturing.joint_graph import (
     ANNOTATION,
@@ -29,7 +33,6 @@ from poetmodel.torch.capturing.joint_graph import (
 from poetmodel.torch.capturing.surroundings import (
     attach_known_values,
     make_fake_mode,
-    retain_random_operations,
 )
 from poetmodel.torch.capturing.values import FiniteChecks, KnownValues
 from poetmodel.torch.errors import convert_exceptions, interpreting_line

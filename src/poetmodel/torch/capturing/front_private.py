@@ -6,10 +6,12 @@ import logging
 import re
 import sys
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch._decomp  # registers the kernels that `native_operators` removes
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import eval_frame, symbolic_convert
 from torch._dynamo import exc as dynamo_errors
@@ -17,7 +19,13 @@ from torch._dynamo import guards as dynamo_guards
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-from torch._guards import TracingContext
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import config as inductor_config
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributions import Distribution, constraints
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -27,6 +35,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
+
+__all__ = [
+    "CHECKPOINT",
+    "DYNAMO_ERROR",
+    "LOGGERS",
+    "LOGGING_SETTINGS",
+    "MAX_CAPTURES",
+    "SETTINGS",
+    "DispatchKey",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "OpOverload",
+    "TracingContext",
+    "ValidCode",
+    "all_true",
+    "aot_export_joint_with_descriptors",
+    "calling_modules",
+    "capture_settings",
+    "descriptors",
+    "detect_fake_mode",
+    "example_value",
+    "explain",
+    "failed_guards",
+    "frames_in",
+    "from_functional",
+    "has_captures",
+    "kept_validation",
+    "known_refusal",
+    "omit_guards",
+    "raise_on_recompile",
+    "retain_random_operations",
+    "set_grad_enabled",
+    "tracing",
+    "wants_gradient",
+]
 
 MAX_CAPTURES: Final = 64
 """Maximum number of captures of one step, one for each set of shapes and Python values."""
@@ -54,6 +98,17 @@ CHECKPOINT: Final = torch.ops.higher_order.tag_activation_checkpoint
 """The operator in a graph for a function inside ``torch.utils.checkpoint``."""
 
 DYNAMO_ERROR: Final = dynamo_errors.TorchDynamoException
+
+LOGGERS: Final = ("torch._dynamo", "torch._guards")
+"""Loggers of a capture's causes, which refusals state."""
+
+DispatchKey: Final = torch._C.DispatchKey  # noqa: SLF001
+all_true: Final = torch._is_all_true  # noqa: SLF001
+from_functional: Final = torch._from_functional_tensor  # noqa: SLF001
+set_grad_enabled: Final = torch._C._set_grad_enabled  # noqa: SLF001
+raise_on_recompile: Final = partial(dynamo_config.patch, error_on_recompile=True)
+retain_random_operations: Final = partial(inductor_config.patch, fallback_random=True)
+"""Context manager that retains random operations without readers, which eager mode executes."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import fx
 from torch.distributions import constraints
 from torch.overrides import TorchFunctionMode
 
-from poetmodel.torch.capturing.front_private import example_value, frames_in
+from poetmodel.torch.capturing.front_private import all_true, example_value, frames_in
 from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
@@ -65,7 +65,7 @@ _FLAG_FUNCTIONS: Final = {
     for owner in (torch, torch.Tensor)
     for name in (*_COMPARISONS, *_COMBINATIONS, *_REDUCTIONS)
 } | {getattr(torch.Tensor, f"__{name}__") for name in (*_COMPARISONS, "or", "and", "invert")}
-_FLAG_FUNCTIONS.add(torch._is_all_true)  # noqa: SLF001 - of the checks of distributions
+_FLAG_FUNCTIONS.add(all_true)  # of the checks of distributions
 """Functions whose result of one Boolean element Python may test."""
 _FINITE_TESTS: Final = {"isfinite", "isnan", "isinf", "_is_all_true"}
 

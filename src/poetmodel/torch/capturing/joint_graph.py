@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from torch._functorch._aot_autograd import descriptors
 
 from poetmodel.errors import join_names
+from poetmodel.torch.capturing.front_private import descriptors
 from poetmodel.torch.capturing.inputs import Nesting, flatten, input_names, unflatten
 from poetmodel.torch.errors import CaptureError
 

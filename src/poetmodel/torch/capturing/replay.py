@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from poetmodel.errors import PoetModelError
+from poetmodel.torch.capturing.front_private import OpOverload
 from poetmodel.torch.capturing.joint_graph import location_suffix
 from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
 from poetmodel.torch.graph.operators import has_flop_formula, kernel_of

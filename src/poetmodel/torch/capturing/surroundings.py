@@ -11,13 +11,16 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
-import torch._decomp  # registers the kernels that `native_operators` removes
-from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
+from poetmodel.torch.capturing.front_private import (
+    DispatchKey,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    detect_fake_mode,
+)
 from poetmodel.torch.capturing.replay import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
 from poetmodel.torch.errors import (
@@ -344,15 +347,14 @@ def native_operators() -> Iterator[None]:
     has other strides and sums in another order. Such kernels are removed, that of dropout is
     wrapped; those that a capture needs (batch norm) or with identical results remain.
     """
-    keys = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
     old_kernels: list[tuple[Any, Any, Any]] = []
     for operator in _native_overloads():
-        for key in (keys.Autograd, keys.CompositeImplicitAutograd):
+        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
             if key in operator.py_kernels:
                 old_kernels.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
     dropout = torch.ops.aten.dropout.default
-    for key in (keys.Autograd, keys.CompositeImplicitAutograd):
+    for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
         if key in dropout.py_kernels:
             kernel = dropout.py_kernels[key]
             old_kernels.append((dropout, key, kernel))
@@ -383,12 +385,6 @@ def _native_overloads() -> Iterator[Any]:
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
                 yield getattr(packet, overload)
-
-
-def retain_random_operations() -> AbstractContextManager[None]:
-    """Context manager that retains random operations without readers, which eager mode executes."""
-    config = torch._inductor.config  # noqa: SLF001 - PyTorch removes them unless this is set
-    return config.patch(fallback_random=True)  # type: ignore[no-any-return, unused-ignore]
 
 
 @contextmanager

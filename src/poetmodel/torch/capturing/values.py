@@ -18,12 +18,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from poetmodel.torch.capturing.front_private import (
+    FakeTensor,
+    FunctionalTensor,
+    from_functional,
+)
 from poetmodel.torch.errors import FOREIGN_ERRORS, interpreted_line
 from poetmodel.torch.graph.tensors import tensors_in
 
@@ -152,7 +155,7 @@ class KnownValues:
         """Attach `real_value` itself, not a copy, to a fake input or buffer, unless it is large."""
         fake = tensor
         if isinstance(fake, FunctionalTensor):
-            fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
+            fake = from_functional(fake.elem)
         is_strided = real_value.layout == torch.strided and real_value.device.type == "cpu"
         if isinstance(fake, FakeTensor) and is_strided and real_value.numel() <= _MAX_STORED:
             setattr(fake, _VALUE_ATTRIBUTE, KnownValue(real_value, source))

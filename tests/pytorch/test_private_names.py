@@ -1,0 +1,90 @@
+"""Private names of PyTorch stand in one module of captures; what a release moved is named."""
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import poetmodel
+
+CAPTURING = Path(poetmodel.__file__).parent / "torch" / "capturing"
+PRIVATE = CAPTURING / "front_private.py"
+
+
+def is_private(name):
+    """Return whether a dotted name of PyTorch has a private part.
+
+    `torch.utils` has public trees and dispatch modes in modules with such names; the names of
+    operators are those of graphs.
+    """
+    parts = [*name.split("."), ""]
+    hidden = any(part.startswith("_") and not part.startswith("__") for part in parts)
+    return parts[0] == "torch" and parts[1] not in ("ops", "utils") and hidden
+
+
+def private_names(text):
+    """Return the private names of PyTorch that a module imports or looks up."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import():
+                found |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                found |= {f"{module}.{alias.name}" for alias in node.names}
+            case ast.Attribute():
+                found |= set(re.findall(r"^[\w.]+$", ast.unparse(node)))
+    return {name for name in found if is_private(name)}
+
+
+def exists(name):
+    """Return whether this release of PyTorch has a dotted name: modules, then attributes."""
+    modules = name.split(".")
+    attributes = []
+    while True:
+        try:
+            found = import_module(".".join(modules))
+            break
+        except ModuleNotFoundError:
+            attributes.insert(0, modules.pop())
+    for attribute in attributes:
+        if not hasattr(found, attribute):
+            return False
+        found = getattr(found, attribute)
+    return True
+
+
+@pytest.mark.parametrize("name", sorted(private_names(PRIVATE.read_text(encoding="utf-8"))))
+def test_private_names_are_where_they_were(name):
+    """Each name that the front takes from PyTorch's inside exists in this release."""
+    assert exists(name)
+
+
+@pytest.mark.parametrize("path", sorted(CAPTURING.glob("*.py")), ids=lambda path: path.stem)
+def test_only_one_module_has_private_names(path):
+    """What else a capture needs of PyTorch is public."""
+    if path != PRIVATE:
+        assert private_names(path.read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from torch._guards import tracing", {"torch._guards.tracing"}),
+        ("import torch._dynamo as d", {"torch._dynamo"}),
+        ("torch._C._set_grad_enabled(True)", {"torch._C._set_grad_enabled", "torch._C"}),
+        ("from torch.utils import _pytree; torch.ops.aten; model._modules", set()),
+        ("torch.Tensor.__add__", set()),
+    ],
+)
+def test_private_names_are_found(text, names):
+    """Imports and attributes count; trees of `torch.utils`, operators and methods do not."""
+    assert private_names(text) == names
+
+
+def test_names_that_a_release_moved_do_not_exist():
+    """Neither a module nor an attribute of one is taken for another."""
+    assert not exists("torch._dynamo.moved")
+    assert not exists("torch._moved.name")
+    assert not exists("torch._C._moved")
