@@ -1,8 +1,8 @@
 """Policy of a solve: numbers on which the course of the search depends, but no claim does.
 
-Numbers of a single heuristic are constants of its module in `poetmodel.heuristics`; those of plans
-and arenas around the solves of any method, of `fitting`. Tolerances of values and bounds are no
-policy: they are stated where a proof needs them.
+They say whether, when and how long a part runs. How a heuristic works is in constants of its module
+in `poetmodel.heuristics`; plans and arenas around the solves of any method have those of `fitting`.
+Tolerances of values and bounds are no policy: they are stated where a proof needs them.
 """
 
 from __future__ import annotations

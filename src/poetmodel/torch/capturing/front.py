@@ -13,7 +13,7 @@ import logging
 import re
 import warnings
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -47,6 +47,7 @@ from poetmodel.torch.capturing.front_readings import (
     mark_reading,
 )
 from poetmodel.torch.capturing.inputs import find_loss, follow
+from poetmodel.torch.capturing.process_state import temporary_setting
 from poetmodel.torch.errors import (
     FOREIGN_ERRORS,
     CaptureError,
@@ -438,15 +439,11 @@ def _make_step_function(front: StepFront, *, with_readings: bool = True) -> Func
 
 @contextmanager
 def _quiet_loggers() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
+    silent = logging.CRITICAL + 1
+    with ExitStack() as stack:
+        for logger in map(logging.getLogger, LOGGERS):
+            stack.enter_context(temporary_setting(logger.setLevel, silent, logger.level))
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 # -- lines and values in messages ----------------------------------------------------------------

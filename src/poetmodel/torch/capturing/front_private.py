@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributions import Distribution, constraints
+from torch.nn.modules import module as module_hooks
 from torch.optim.lr_scheduler import LRScheduler
 
 from poetmodel.torch.errors import FOREIGN_ERRORS
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKPOINT",
     "DYNAMO_ERROR",
+    "GLOBAL_HOOKS",
     "LOGGERS",
     "LOGGING_SETTINGS",
     "MAX_CAPTURES",
@@ -101,6 +103,14 @@ DYNAMO_ERROR: Final = dynamo_errors.TorchDynamoException
 
 LOGGERS: Final = ("torch._dynamo", "torch._guards")
 """Loggers of a capture's causes, which refusals state."""
+
+GLOBAL_HOOKS: Final = (
+    module_hooks._global_forward_pre_hooks,  # noqa: SLF001
+    module_hooks._global_forward_hooks,  # noqa: SLF001
+    module_hooks._global_backward_pre_hooks,  # noqa: SLF001
+    module_hooks._global_backward_hooks,  # noqa: SLF001
+)
+"""Hooks that PyTorch calls for all modules."""
 
 DispatchKey: Final = torch._C.DispatchKey  # noqa: SLF001
 all_true: Final = torch._is_all_true  # noqa: SLF001

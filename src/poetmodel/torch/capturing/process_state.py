@@ -9,18 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.nn.modules import module as module_hooks
+
+from poetmodel.torch.capturing.front_private import GLOBAL_HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-_HOOKS: Final = (
-    module_hooks._global_forward_pre_hooks,  # noqa: SLF001 - no public name
-    module_hooks._global_forward_hooks,  # noqa: SLF001
-    module_hooks._global_backward_pre_hooks,  # noqa: SLF001
-    module_hooks._global_backward_hooks,  # noqa: SLF001
-)
-"""Hooks that PyTorch calls for all modules."""
 
 _FLAGS: Final[dict[str, Callable[[], object]]] = {
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
@@ -114,4 +107,16 @@ class ProcessState:
 
 
 def _hook_keys() -> list[list[int]]:
-    return [*map(list, _HOOKS)]
+    return [*map(list, GLOBAL_HOOKS)]
+
+
+@contextmanager
+def temporary_setting(
+    setter: Callable[[Any], object], value: Any, old_value: Any
+) -> Iterator[None]:
+    """Context manager that calls a setter with `value`, and at the end with `old_value`."""
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(old_value)

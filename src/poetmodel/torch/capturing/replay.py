@@ -8,7 +8,6 @@ then have the values of the first execution.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,25 +22,13 @@ from poetmodel.torch.graph.operators import has_flop_formula, kernel_of
 from poetmodel.torch.graph.tensors import call_key, fake_value, storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from poetmodel.torch.capturing.joint_graph import Joint
     from poetmodel.torch.graph.profiles import OpProfile, OpProfiler
 
     Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
     """Called with an operation's node, arguments and keywords; returns the result."""
-
-
-@contextmanager
-def temporary_setting(
-    setter: Callable[[Any], object], value: Any, old_value: Any
-) -> Iterator[None]:
-    """Context manager that calls a setter with `value`, and at the end with `old_value`."""
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(old_value)
 
 
 # -- execution ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from poetmodel.torch.capturing.front_private import (
     OpOverload,
     detect_fake_mode,
 )
-from poetmodel.torch.capturing.replay import temporary_setting
+from poetmodel.torch.capturing.process_state import temporary_setting
 from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
 from poetmodel.torch.errors import (
     FOREIGN_ERRORS,

@@ -49,7 +49,7 @@ from poetmodel.torch.capturing.inputs import (
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.replay import temporary_setting
+from poetmodel.torch.capturing.process_state import temporary_setting
 from poetmodel.torch.capturing.snapshots import check_snapshot
 from poetmodel.torch.errors import CaptureError, convert_exceptions, suppress_warnings
 from poetmodel.torch.graph.tensors import fake_value

@@ -13,7 +13,8 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, quote
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
-from poetmodel.torch.capturing.replay import execute_kernel, replay_distinct, temporary_setting
+from poetmodel.torch.capturing.process_state import temporary_setting
+from poetmodel.torch.capturing.replay import execute_kernel, replay_distinct
 from poetmodel.torch.state.paging import Paging, measure_paging
 from poetmodel.torch.step.trace import Trace
 from poetmodel.torch.step.updates import ParameterUpdate, copy_tensors
