@@ -612,7 +612,7 @@ def test_faults_of_the_file_are_told(least, tmp_path, monkeypatch):
     model, step, _ = case.compiled(least, storage=tmp_path, gap=ANY_GAP)
     buffers = copy.deepcopy(list(model.buffers()))
     with monkeypatch.context() as patch:
-        patch.setattr(pages.os, "posix_fallocate", make_system_fault(errno.ENOSPC))
+        patch.setattr(os, "posix_fallocate", make_system_fault(errno.ENOSPC))
         with pytest.raises(pmt.PageError, match=r"could not be written: No space left"):
             step(*case.batch)
     assert same(buffers, list(model.buffers()))
@@ -858,13 +858,13 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
 
     A forked process writes at the same time; earlier writes belong only to the parent.
     """
-    file = pages.SlotFile(tmp_path)
+    file = pages.PageStore(tmp_path)
     tensor = torch.randn(3, 5, 7).permute(2, 0, 1)[1:]
     token = pages.page_out(tensor, file.number)
     back = pages.page_in(token, tensor.dtype, file.number)
     assert (back.stride(), back.storage_offset()) == (tensor.stride(), tensor.storage_offset())
     assert torch.equal(back, tensor)
-    file = pages.SlotFile(tmp_path)
+    file = pages.PageStore(tmp_path)
     tensor = torch.randn(100)
     token = pages.page_out(tensor, file.number)
 
@@ -885,7 +885,7 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
 
 def test_threads_of_a_forked_process_write_to_one_file(tmp_path, monkeypatch):
     """The second thread writes while the first creates the file of the process."""
-    file = pages.SlotFile(tmp_path)
+    file = pages.PageStore(tmp_path)
     tokens = {}
 
     def write(value):
@@ -915,7 +915,7 @@ def test_threads_of_a_forked_process_write_to_one_file(tmp_path, monkeypatch):
 
 def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypatch):
     """The thread does not exist in the forked process, which writes without waiting for it."""
-    file = pages.SlotFile(tmp_path)
+    file = pages.PageStore(tmp_path)
     tensor = torch.randn(100)
     tokens = []
     allocate = os.posix_fallocate

@@ -18,13 +18,13 @@ from poetmodel.errors import InputError
 from poetmodel.torch import PageError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
-from poetmodel.torch.state import pages as page_module
+from poetmodel.torch.state import memory as memory_module
 from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, UNFINISHED, StateFile, StateTensor
+from poetmodel.torch.state.memory import PAGE_BYTES, Memory
 from poetmodel.torch.state.pages import (
     ALIGNMENT_BYTES,
-    PAGE_BYTES,
-    Memory,
-    PageFile,
+    Pages,
+    ScratchFile,
     allocate_page,
     bytes_of,
     checksum,
@@ -178,7 +178,7 @@ def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monk
     step. This holds also if the system does not report written pages.
     """
     if seed % 2:
-        monkeypatch.setattr(page_module.Pagemap, "read_entries", lambda *_: None)
+        monkeypatch.setattr(memory_module.Pagemap, "read_entries", lambda *_: None)
     table = Table(tmp_path, Random(seed))  # noqa: S311 - no secret
     for number in range(2, 14):
         kind = table.draw.choice(("step", "step", "failed", "absent", "map", "change"))
@@ -244,18 +244,26 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
     assert run_in_fork(limited) == 0
 
 
-@pytest.mark.parametrize(("kind", "index"), [("page_file", 3), ("file", 2)])
-def test_failing_calls_are_explained(kind, index, request, monkeypatch):
+def test_failing_calls_are_explained(file, scratch_file, monkeypatch):
     """Errors of the system name the tensor and the failure."""
-    file = request.getfixturevalue(kind)
-    held, _ = allocate_page(file.storages[index])
+    held, tensor = allocate_page(file.storages[2])
+    pages = Pages(PAGED, scratch_file)
+    pages.page_out(3, tensor)
     with monkeypatch.context() as patch:
         for call in ("pwrite", "pwritev", "preadv"):
             patch.setattr(os, call, make_system_fault(errno.EIO))
-        with pytest.raises(PageError, match=rf"'t{index}' .*written: Input/output error"):
-            file.write(index, bytes_of(held))
-        with pytest.raises(PageError, match=rf"'t{index}' .*read: Input/output error"):
-            file.read(index, bytes_of(held))
+        for name, write in (
+            ("t2", lambda: file.write(2, bytes_of(held))),
+            ("t8", lambda: pages.page_out(8, tensor)),
+        ):
+            with pytest.raises(PageError, match=rf"'{name}' .*written: Input/output error"):
+                write()
+        for name, read in (
+            ("t2", lambda: file.read(2, bytes_of(held))),
+            ("t3", lambda: pages.page_in(3)),
+        ):
+            with pytest.raises(PageError, match=rf"'{name}' .*read: Input/output error"):
+                read()
 
 
 def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
@@ -289,7 +297,7 @@ def test_a_first_state_that_cannot_be_renamed_leaves_no_file(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        (lambda f: PageFile(f, [matrix(0, 10)]), "page"),
+        (lambda f: ScratchFile(f, [200]), "page"),
         (lambda f: StateFile(f, tensors()), "state"),
     ],
 )
@@ -302,7 +310,7 @@ def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda f: PageFile(f, [matrix(0, 10)]), lambda f: StateFile(f, tensors())]
+    "make", [lambda f: ScratchFile(f, [200]), lambda f: StateFile(f, tensors())]
 )
 def test_a_folder_that_cannot_be_made_is_told(make):
     """The folder is named, not a kind of file."""
@@ -311,65 +319,76 @@ def test_a_folder_that_cannot_be_made_is_told(make):
         make("/proc/nofolder")
 
 
+PAGED = {3: matrix(3, 7), 8: matrix(8, 1000)}
+"""A small and a large page."""
+
+
 @pytest.fixture
-def page_file(tmp_path):
-    """Return a file for a small and a large page."""
-    return PageFile(tmp_path / "scratch", [matrix(3, 7), matrix(8, 1000)])
+def scratch_file(tmp_path):
+    """Return a file with slots for both pages."""
+    return ScratchFile(tmp_path / "scratch", [page.bytes for page in PAGED.values()])
 
 
-def page_out(file, index):
+def page_out(pages, index):
     """Write a page of random numbers; return it."""
-    held, tensor = allocate_page(file.storages[index])
-    tensor.normal_()
-    file.write(index, bytes_of(held))
+    _, tensor = allocate_page(PAGED[index])
+    pages.page_out(index, tensor.normal_())
     return tensor
 
 
-def test_pages_come_back(page_file, tmp_path):
+def test_pages_come_back(scratch_file, tmp_path):
     """Values, shape and strides survive; bytes are counted, and the file is as large as it was.
 
-    Outputs that share memory share it after a page-in.
+    A page that is written again, and the pages of the next step, use the same slots. Outputs that
+    share memory share it after a page-in.
     """
-    size = page_file.path.stat().st_size
-    written = {index: page_out(page_file, index) for index in (8, 3)}
-    for index, tensor in written.items():
-        held, again = allocate_page(page_file.storages[index])
-        page_file.read(index, bytes_of(held))
-        assert torch.equal(tensor, again)
-        assert tensor.stride() == again.stride() == (1, 5)
-    assert page_file.written_bytes == page_file.read_bytes == 20 * 1007
-    assert page_file.path.stat().st_size == size == page_file.bytes == ALIGNMENT_BYTES + 20000
-    page_file.check()
+    size = scratch_file.path.stat().st_size
+    for _ in range(2):
+        pages = Pages(PAGED, scratch_file)
+        written = {index: page_out(pages, index) for index in (8, 3, 8)}
+        for index, tensor in written.items():
+            again = pages.page_in(index)
+            assert torch.equal(tensor, again)
+            assert tensor.stride() == again.stride() == (1, 5)
+        pages.close()
+    assert scratch_file.written_bytes == 2 * 20 * 2007
+    assert scratch_file.read_bytes == 2 * 20 * 1007
+    assert scratch_file.path.stat().st_size == size == scratch_file.bytes == 6 * ALIGNMENT_BYTES
+    scratch_file.check()
     first = matrix(0, 4)
     both = (*first.layouts, TensorLayout(
         position=1, dtype=torch.float32, shape=(5,), stride=(1,), offset=15
     ))  # fmt: skip
     shared = TensorStorage(index=0, name="t", operation=0, bytes=80, layouts=both)
-    _, (whole, row) = allocate_page(PageFile(tmp_path, [shared]).storages[0])
+    pages = Pages([shared], ScratchFile(tmp_path))
+    _, (whole, row) = allocate_page(shared)
     whole.fill_(1.0)
-    assert row.tolist() == [1.0] * 5
+    pages.page_out(0, row)
+    whole, row = pages.page_in(0)
+    whole.mul_(2)
+    assert row.tolist() == [2.0] * 5
 
 
-def test_a_changed_page_is_noticed(page_file):
+def test_a_changed_page_is_noticed(scratch_file):
     """One flipped bit anywhere, or two blocks, or words of a tail, in each other's place."""
     one, other = bytes(range(24)), bytes([*range(8, 16), *range(8), *range(16, 24)])
     assert checksum(memoryview(one)) != checksum(memoryview(other))
-    page_out(page_file, 8)
-    good = page_file.path.read_bytes()
-    held, _ = allocate_page(page_file.storages[8])
-    begin = page_file.offsets[8]
+    pages = Pages(PAGED, scratch_file)
+    tensor = page_out(pages, 8)
+    path, good = scratch_file.path, scratch_file.path.read_bytes()
+    begin = good.index(bytes(bytes_of(tensor.untyped_storage())))
     for place in (0, 4095, 4096, 16383, 16384, 19999):
         bad = bytearray(good)
         bad[begin + place] ^= 0x80
-        page_file.path.write_bytes(bad)
+        path.write_bytes(bad)
         with pytest.raises(PageError, match="'t8' does not match its checksum"):
-            page_file.read(8, bytes_of(held))
+            pages.page_in(8)
     blocks = good[begin + 4096 : begin + 8192] + good[begin : begin + 4096]
-    page_file.path.write_bytes(good[:begin] + blocks + good[begin + 8192 :])
+    path.write_bytes(good[:begin] + blocks + good[begin + 8192 :])
     with pytest.raises(PageError, match="does not match its checksum"):
-        page_file.read(8, bytes_of(held))
-    page_file.path.write_bytes(good)
-    page_file.read(8, bytes_of(held))
+        pages.page_in(8)
+    path.write_bytes(good)
+    assert torch.equal(pages.page_in(8), tensor)
 
 
 @pytest.mark.parametrize("kind", ["page", "state"])
@@ -381,7 +400,7 @@ def test_what_killed_processes_left_goes(kind, tmp_path):
 
     def make():
         is_page = kind == "page"
-        return PageFile(tmp_path, [matrix(0, 10)]) if is_page else StateFile(tmp_path, tensors())
+        return ScratchFile(tmp_path, [200]) if is_page else StateFile(tmp_path, tensors())
 
     used = make()
     head = ".poetmodel-pages-" if kind == "page" else PREFIX
@@ -396,7 +415,9 @@ def test_what_killed_processes_left_goes(kind, tmp_path):
     used.check()
 
 
-def test_a_forked_process_on_a_full_disk_writes_to_no_closed_file(page_file, monkeypatch, tmp_path):
+def test_a_forked_process_on_a_full_disk_writes_to_no_closed_file(
+    scratch_file, monkeypatch, tmp_path
+):
     """Each check fails until there is space; then there is a new file, and no other is changed."""
 
     def step_twice():
@@ -404,28 +425,28 @@ def test_a_forked_process_on_a_full_disk_writes_to_no_closed_file(page_file, mon
             patch.setattr(os, "posix_fallocate", make_system_fault(errno.ENOSPC))
             for _ in range(2):
                 with pytest.raises(PageError, match="not enough space for a page file"):
-                    page_file.check()
+                    scratch_file.check()
         with (tmp_path / "other").open("wb+") as other:  # has the number of the closed descriptor
-            page_file.check()
-            page_out(page_file, 3)
-            page_file.close()
+            scratch_file.check()
+            page_out(Pages(PAGED, scratch_file), 3)
+            scratch_file.close()
             return other.read() != b""
 
-    page_out(page_file, 3)
+    page_out(Pages(PAGED, scratch_file), 3)
     assert run_in_fork(step_twice) == 0
-    assert list(tmp_path.glob("scratch/*")) == [page_file.path]
-    page_file.check()
+    assert list(tmp_path.glob("scratch/*")) == [scratch_file.path]
+    scratch_file.check()
 
 
 def test_page_files_go_with_their_object(tmp_path):
     """No file and no descriptor is left after the object is deleted or closed."""
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    file = PageFile(tmp_path, [matrix(0, 10)])
+    file = ScratchFile(tmp_path, [200])
     assert len(list(tmp_path.iterdir())) == 1
     file.close()
     file.close()
-    another = PageFile(tmp_path, [matrix(0, 10)])
+    another = ScratchFile(tmp_path, [200])
     assert another.path.exists()
     del another
     gc.collect()

@@ -32,7 +32,8 @@ from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import choose_divisions, divide_convolutions
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
-from poetmodel.torch.state.pages import make_folder, release_memory
+from poetmodel.torch.state.memory import release_memory
+from poetmodel.torch.state.pages import make_folder
 from poetmodel.torch.step.scheduled import (
     build_scheduled_graph,
     keep_all_bytes,

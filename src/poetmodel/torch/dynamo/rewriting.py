@@ -23,7 +23,7 @@ from poetmodel.torch.dynamo.costs import Profiles, load_machine_rates
 from poetmodel.torch.dynamo.frontier import Frontier
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.live_calls import LiveCalls
-from poetmodel.torch.dynamo.pages import SlotFile
+from poetmodel.torch.dynamo.pages import PageStore
 from poetmodel.torch.dynamo.planning import (
     LOSS_OUTSIDE,
     MEASURED,
@@ -140,7 +140,7 @@ class GraphPlanner:
         self._profiles = Profiles(
             settings.cache, measures_times=settings.costs == MEASURED, is_generated=is_generated
         )
-        self._file = None if storage is None else SlotFile(storage)
+        self._pages = None if storage is None else PageStore(storage)
         self._first_keep_all_bytes: dict[Hashable, int] = {}
         """Keep-all peak of the first shape of each function [B]."""
         self._has_warned_about_loss = False
@@ -164,7 +164,7 @@ class GraphPlanner:
     def __deepcopy__(self, _: object) -> Self:
         """Return a planner without plans, because a copied module compiles its graphs itself."""
         planner = type(self)(self.settings)
-        shared_names = ("is_predicted", "_file", "_profiles")
+        shared_names = ("is_predicted", "_pages", "_profiles")
         vars(planner).update((name, vars(self)[name]) for name in shared_names)
         return planner
 
@@ -320,7 +320,7 @@ class GraphPlanner:
                 plan_index = len(self._graph_plans)
             self._graph_plans[plan_index : plan_index + 1] = [graph_plan]
         self._log_plan(graph_plan)
-        rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
+        rewriter = JointRewriter(joint, -1 if self._pages is None else self._pages.number)
         new_graph = rewriter.rewrite(graph_plan.plan.program, graph_plan.inserted_node)
         return RewrittenGraph(new_graph, list(rewriter.saved_nodes), planned, plan_index)
 

@@ -15,7 +15,7 @@ from poetmodel.plan import Op
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.program import StepWriter
-from poetmodel.torch.state.pages import PageFile, Pages
+from poetmodel.torch.state.pages import Pages, ScratchFile
 from poetmodel.torch.state.store import StateStore
 from poetmodel.torch.step.optimizers import OptimizerState
 
@@ -64,15 +64,15 @@ class Runner:
         program = plan.program if program is None else program
         writer = StepWriter(trace, program, storage_indices, resident=plan.resident or ())
         self.program = writer.write()
-        self.page_file: PageFile | None = None
+        self.page_file: ScratchFile | None = None
         self.state_store = state_store
         state_indices = self.program.state_indices
         paged_storages = {
             storage_indices[i] for op, i in plan.program if op == Op.PAGE_OUT
         }.difference(state_indices)
         if paged_storages:
-            page_storages = (trace.step_graph.storages[i] for i in sorted(paged_storages))
-            self.page_file = PageFile(folder or ".", page_storages)
+            page_sizes = (trace.step_graph.storages[i].bytes for i in paged_storages)
+            self.page_file = ScratchFile(folder or ".", page_sizes)
         rolls_back = trace.joint.optimizer is not None and folder is not None and rollback
         if state_store is None and (state_indices or rolls_back):
             stored_states = frozenset(state_indices.values())
@@ -286,6 +286,9 @@ class Runner:
             # Otherwise the exception would hold the tensors in the program's frames.
             traceback.clear_frames(error.__traceback__)
             raise
+        finally:
+            if pager is not None:
+                pager.close()
         return results
 
     def _check_finite(self, results: Sequence[torch.Tensor]) -> None:
@@ -307,9 +310,12 @@ class Runner:
             return None
         if self.page_file is not None:
             self.page_file.check()
-        if self.state_store is None:
-            return Pages(self.page_file)
-        return Pages(self.page_file, state=self.state_store.file, file_numbers=self._file_numbers)
+        return Pages(
+            self.trace.step_graph.storages,
+            self.page_file,
+            state=None if self.state_store is None else self.state_store.file,
+            file_numbers=self._file_numbers,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,10 +31,9 @@ from poetmodel.torch.capturing.joint_graph import format_path
 from poetmodel.torch.errors import PageError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
+from poetmodel.torch.state.memory import PAGE_BYTES, Pagemap
 from poetmodel.torch.state.pages import (
     ALIGNMENT_BYTES,
-    PAGE_BYTES,
-    Pagemap,
     checksum,
     convert_page_errors,
     make_folder,
@@ -46,7 +45,7 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from poetmodel.torch.state.pages import Memory
+    from poetmodel.torch.state.memory import Memory
 
 BLOCK_BYTES: Final = max(ALIGNMENT_BYTES, PAGE_BYTES)
 """All offsets in the file are multiples of this size, so that they can be mapped [B]."""

@@ -22,7 +22,8 @@ from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import StateFile, StateTensor
-from poetmodel.torch.state.pages import Memory, allocate_page, bytes_of, checksum
+from poetmodel.torch.state.memory import Memory
+from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum
 from poetmodel.torch.state.recovery import replace_recovered_file
 from poetmodel.torch.step.optimizers import (
     OptimizerMoment,
