@@ -8,6 +8,7 @@ import torch
 from kit.plans import random_program
 from poetmodel.torch import backend, compile, trace
 from poetmodel.torch.runtime.runner import Runner
+from poetmodel.torch.step.scheduled import ScheduledGraph
 
 
 def compile_keep_all(*step, **options):
@@ -60,6 +61,17 @@ def find_differences(step, model, loss_fn, inputs):
     return find_unequal(expected, copy_outcome(model, step(*inputs)))
 
 
+def plan_of_trace(traced, plan):
+    """Return a plan of the graph of a trace, in which all storages are decided on."""
+    graph = traced.graph
+    return ScheduledGraph(
+        graph=graph,
+        storage_indices=tuple(range(len(graph.tensors))),
+        operations=tuple(range(len(graph.nodes))),
+        reserves=(),
+    ).to_whole_plan(plan)
+
+
 def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
     """Execute random plans of a step twice each; assert that all results equal eager PyTorch.
 
@@ -70,7 +82,7 @@ def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
     flat = traced.joint.flat_inputs
     for seed in seeds:
         plan = random_program(traced.graph, Random(seed), mode, page=page)  # noqa: S311
-        runner = Runner(traced, plan, range(len(traced.step_graph.storages)), folder=folder)
+        runner = Runner(traced, plan_of_trace(traced, plan), folder=folder)
         for _ in range(2):
             assert find_differences(lambda *given, r=runner: r(flat(given)), *step) == [], seed
         runner.close()

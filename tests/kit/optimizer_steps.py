@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from kit.eager_steps import compile_keep_all, run_eager_step
+from kit.eager_steps import compile_keep_all, plan_of_trace, run_eager_step
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import add_waits_and_frees
@@ -82,8 +82,7 @@ def plan_in_order(graph, computed=None):
 
 def make_runner(traced, plan=None):
     """Return a `Runner` of a traced step, by default with the plan of `plan_in_order`."""
-    graph = traced.graph
-    return Runner(traced, plan or plan_in_order(graph), range(len(graph.tensors)))
+    return Runner(traced, plan_of_trace(traced, plan or plan_in_order(traced.graph)))
 
 
 class Twins:

@@ -861,7 +861,7 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
     file = pages.PageStore(tmp_path)
     tensor = torch.randn(3, 5, 7).permute(2, 0, 1)[1:]
     token = pages.page_out(tensor, file.number)
-    back = pages.page_in(token, tensor.dtype, file.number)
+    back = pages.page_in(token, file.number)
     assert (back.stride(), back.storage_offset()) == (tensor.stride(), tensor.storage_offset())
     assert torch.equal(back, tensor)
     file = pages.PageStore(tmp_path)
@@ -870,17 +870,17 @@ def test_a_page_comes_back_as_it_lay(tmp_path):
 
     def refuse_page_in():
         with pytest.raises(pmt.PageError, match="began before this process was forked"):
-            pages.page_in(token, tensor.dtype, file.number)
+            pages.page_in(token, file.number)
 
     def child():
         refuse_page_in()
         tokens = [pages.page_out(k * tensor, file.number) for k in (2, 3)]
         refuse_page_in()
-        values = [pages.page_in(t, tensor.dtype, file.number) for t in tokens]
+        values = [pages.page_in(t, file.number) for t in tokens]
         return not same(values, [2 * tensor, 3 * tensor])
 
     assert run_in_fork(child) == 0
-    assert torch.equal(pages.page_in(token, tensor.dtype, file.number), tensor)
+    assert torch.equal(pages.page_in(token, file.number), tensor)
 
 
 def test_threads_of_a_forked_process_write_to_one_file(tmp_path, monkeypatch):
@@ -906,7 +906,7 @@ def test_threads_of_a_forked_process_write_to_one_file(tmp_path, monkeypatch):
         write(1.0)
         second.join()
         for value, token in tokens.items():
-            page = pages.page_in(token, torch.float32, file.number)
+            page = pages.page_in(token, file.number)
             assert torch.equal(page, torch.full((1024,), value))
         return len(tokens) != 2
 
@@ -932,7 +932,7 @@ def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypat
         torch.set_num_threads(1)
         signal.alarm(int(PATIENCE_S))  # ends a process that waits
         token = pages.page_out(2 * tensor, file.number)
-        return not torch.equal(pages.page_in(token, tensor.dtype, file.number), 2 * tensor)
+        return not torch.equal(pages.page_in(token, file.number), 2 * tensor)
 
     monkeypatch.setattr(os, "posix_fallocate", allocate_late)
     thread.start()

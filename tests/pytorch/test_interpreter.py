@@ -6,7 +6,12 @@ from random import Random
 import pytest
 import torch
 
-from kit.eager_steps import check_random_plans, compile_keep_all, find_differences
+from kit.eager_steps import (
+    check_random_plans,
+    compile_keep_all,
+    find_differences,
+    plan_of_trace,
+)
 from kit.plans import random_program
 from kit.rotation import mark_seeds_except
 from kit.storage_peaks import storage_peak_bytes
@@ -366,7 +371,7 @@ def test_dropout_between_recurrent_layers_is_drawn(kind, p):
     own = model, loss_fn, (torch.randn(2, 3, 4), torch.randn(2, 3, 8))
     traced = trace(*own, measure_workspace=False)
     plan = random_program(traced.graph, Random(1), "blocking", page=0)  # noqa: S311
-    runner = Runner(traced, plan, range(len(traced.step_graph.storages)))
+    runner = Runner(traced, plan_of_trace(traced, plan))
     state = torch.get_rng_state()
     loss = loss_fn(model(own[2][0]), own[2][1])
     loss.backward()

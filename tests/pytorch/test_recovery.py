@@ -19,17 +19,11 @@ from kit.patience import make_system_fault
 from kit.rotation import mark_seeds_except
 from poetmodel.errors import InputError
 from poetmodel.torch.graph.profiles import TensorLayout
-from poetmodel.torch.graph.step_graph import TensorStorage
-from poetmodel.torch.state.file import (
-    LARGE_BYTES,
-    PREFIX,
-    StateFile,
-    StateTensor,
-    decode,
-    encode,
-)
-from poetmodel.torch.state.pages import allocate_page, bytes_of
+from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, StateFile
+from poetmodel.torch.state.format import StateTensor, decode, encode
+from poetmodel.torch.state.pages import bytes_of
 from poetmodel.torch.state.recovery import replace_recovered_file
+from poetmodel.torch.step.state_keys import StateKey
 
 SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 
@@ -61,14 +55,11 @@ class Written:
         named = {("parameter", n): p for n, p in self.model.named_parameters()}
         named |= {("buffer", n): b for n, b in self.model.named_buffers()}
         moments = {("moment", n): p for n, p in self.model.named_parameters() if n != "frozen"}
-        tensors = []
-        for index, ((kind, name), value) in enumerate((named | moments).items()):
-            key = "exp_avg" if kind == "moment" else ""
-            storage = TensorStorage(
-                index=index, name=name + key, operation=0, bytes=value.nbytes,
-                layouts=(TensorLayout.from_tensor(value),),
-            )  # fmt: skip
-            tensors.append(StateTensor(storage=storage, kind=kind, owner=f"model.{name}", key=key))
+        tensors = {}
+        for (kind, name), value in (named | moments).items():
+            key = StateKey(kind, f"model.{name}", "exp_avg" if kind == "moment" else "")
+            layout = TensorLayout.from_tensor(value)
+            tensors[key] = StateTensor(bytes=value.nbytes, layout=layout)
         self.file = StateFile(folder, tensors, name="net", **options)
         self.tensors = tensors
         self.put(0)
@@ -76,13 +67,12 @@ class Written:
 
     def put(self, step):
         """Write the values of a step; moments are written from the first one on."""
-        for tensor in self.tensors:
-            is_moment = tensor.kind == "moment"
-            if (step == 0 and is_moment) or (step and tensor.owner == "model.frozen"):
+        for key, tensor in self.tensors.items():
+            is_moment = key.kind == "moment"
+            if (step == 0 and is_moment) or (step and key.owner == "model.frozen"):
                 continue
-            held, value = allocate_page(tensor.storage)
-            value.fill_(float(step))
-            self.file.write(tensor.storage.index, bytes_of(held))
+            value = tensor.allocate().fill_(float(step))
+            self.file.write(key, bytes_of(value.untyped_storage()))
 
     def step(self, number):
         """Make a generation."""
@@ -195,7 +185,8 @@ def test_damage_leads_to_the_record_before(tmp_path, caplog):
     written.step(1)
     written.step(2)
     file = written.file
-    damage(file.path, file.format.slot_offset(1, file.record.slots[1]) + 999)
+    key = StateKey("parameter", "model.large")
+    damage(file.path, file.format.slot_offset(key, file.record.entries[key].slot) + 999)
     file.close_in_child()
     with caplog.at_level(logging.WARNING):
         assert recovered(tmp_path / "tensor") == (1, {1.0}, {0.0})
@@ -232,7 +223,7 @@ def test_damage_leads_to_the_record_before(tmp_path, caplog):
 def test_a_file_of_an_older_version_says_how_to_finish_with_it(tmp_path, caplog):
     """It is not loaded; a step that is compiled beside it logs the same, and leaves it."""
     path = left_by(tmp_path, 1)
-    path.write_bytes(encode(decode(path.read_bytes()) | {"version": 2}))
+    path.write_bytes(encode(decode(path.read_bytes()) | {"version": 3}))
     told = "older version of poetmodel: load it with that version's recover, and save model"
     with pytest.raises(InputError, match=told):
         recovered(tmp_path)

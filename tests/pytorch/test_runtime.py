@@ -5,6 +5,7 @@ import atexit
 import errno
 import gc
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from kit.eager_steps import (
     copy_outcome,
     find_differences,
     find_unequal,
+    plan_of_trace,
     run_eager_step,
 )
 from kit.networks import ARCHITECTURES, residual_step
@@ -60,10 +62,8 @@ class Paged:
 
     def __init__(self, compiled, folder, *, rollback=True):
         self.plan, self.joint = compiled.plan, compiled.trace.joint
-        numbers = compiled.scheduled.storage_indices
-        self.runner = Runner(
-            compiled.trace, compiled.plan, numbers, folder=folder, rollback=rollback
-        )
+        plan = compiled.scheduled.to_whole_plan(compiled.plan)
+        self.runner = Runner(compiled.trace, plan, folder=folder, rollback=rollback)
 
     def __call__(self, *inputs):
         """Run a step."""
@@ -283,10 +283,11 @@ def test_kept_storages_are_no_part_of_the_plan():
     """A plan of the large tensors alone runs; small ones are kept as long as they are read."""
     step = residual()
     traced = trace(*step, measure_workspace=False)
-    numbers = [storage.index for storage in traced.step_graph.storages if storage.bytes >= 512]
-    assert 0 < len(numbers) < len(traced.step_graph.storages)
+    large = {storage.index for storage in traced.step_graph.storages if storage.bytes >= 512}
+    assert 0 < len(large) < len(traced.step_graph.storages)
     program = [Instruction(Op.COMPUTE, k) for k in range(len(traced.graph.nodes))]
-    runner = Runner(traced, Plan(program=tuple(program), mode="blocking"), numbers)
+    plan = plan_of_trace(traced, Plan(program=tuple(program), mode="blocking"))
+    runner = Runner(traced, replace(plan, storages=frozenset(large)))
     assert find_differences(lambda *given: runner(traced.joint.flat_inputs(given)), *step) == []
 
 
@@ -294,7 +295,7 @@ def test_the_source_is_straight_down():
     """One function without loops or branches, in which each value is deleted after its last use."""
     traced = trace(*residual(), measure_workspace=False)
     plan = random_program(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
-    program = StepWriter(traced, plan.program, range(len(traced.step_graph.storages))).write()
+    program = StepWriter(traced, plan_of_trace(traced, plan)).write()
     (function,) = ast.parse(program.source).body
     assert [argument.arg for argument in function.args.args] == ["arguments", "emit", "pages"]
     _given, *body, end = function.body
@@ -328,11 +329,11 @@ def test_random_operations_keep_their_state_only_where_needed():
     (dropout,) = (unit for unit in traced.step_graph.operations if unit.is_random)
     once = [Instruction(Op.COMPUTE, k) for k in range(len(traced.graph.nodes))]
     twice = [*once[: dropout.index + 1], once[dropout.index], *once[dropout.index + 1 :]]
-    numbers = range(len(traced.step_graph.storages))
     get, put = torch.default_generator.get_state, torch.default_generator.set_state
 
     def calls(program):
-        nodes = StepWriter(traced, tuple(program), numbers).write().graph.nodes
+        plan = plan_of_trace(traced, Plan(program=tuple(program), mode="blocking"))
+        nodes = StepWriter(traced, plan).write().graph.nodes
         wanted = (get, put, dropout.node.target)
         return [node for node in nodes if node.target in wanted]
 

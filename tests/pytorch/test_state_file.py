@@ -19,30 +19,36 @@ from poetmodel.torch import PageError
 from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.state import memory as memory_module
-from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, UNFINISHED, StateFile, StateTensor
+from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, UNFINISHED, StateFile
+from poetmodel.torch.state.format import StateTensor
 from poetmodel.torch.state.memory import PAGE_BYTES, Memory
 from poetmodel.torch.state.pages import (
     ALIGNMENT_BYTES,
     Pages,
     ScratchFile,
-    allocate_page,
     bytes_of,
     checksum,
 )
+from poetmodel.torch.step.state_keys import StateKey
 
-SIZES = {2: 10, 5: PAGE_BYTES, 9: LARGE_BYTES // 4 + 3}
+SMALL, PAGES, LARGE = (StateKey("parameter", name) for name in ("small", "pages", "large"))
+SIZES = {SMALL: 10, PAGES: PAGE_BYTES, LARGE: LARGE_BYTES // 4 + 3}
 """Elements of each tensor: less than a page, several, and one that leaves RAM at once."""
+
+
+def layout_of(shape, stride):
+    """Return the layout of a tensor at the beginning of its memory."""
+    return TensorLayout(position=None, dtype=torch.float32, shape=shape, stride=stride, offset=0)
 
 
 def stored(index, shape, stride):
     """Return the storage of one tensor."""
-    layout = TensorLayout(position=None, dtype=torch.float32, shape=shape, stride=stride, offset=0)
     return TensorStorage(
         index=index,
         name=f"t{index}",
         operation=index,
         bytes=4 * math.prod(shape),
-        layouts=(layout,),
+        layouts=(layout_of(shape, stride),),
     )
 
 
@@ -53,38 +59,37 @@ def matrix(index, rows):
 
 def tensors():
     """Return some tensors of a state file."""
-    return [
-        StateTensor(storage=stored(index, (count,), (1,)), kind="parameter", owner=f"t{index}")
-        for index, count in SIZES.items()
-    ]
+    return {
+        key: StateTensor(bytes=4 * count, layout=layout_of((count,), (1,)))
+        for key, count in SIZES.items()
+    }
 
 
-def put(file, index, value):
+def put(file, key, value):
     """Write a tensor that is the same number everywhere."""
-    held, tensor = allocate_page(file.storages[index])
-    tensor.fill_(value)
-    file.write(index, bytes_of(held))
+    tensor = file.format.tensors[key].allocate().fill_(value)
+    file.write(key, bytes_of(tensor.untyped_storage()))
 
 
-def got(file, index):
+def got(file, key):
     """Read a tensor."""
-    held, tensor = allocate_page(file.storages[index])
-    file.read(index, bytes_of(held))
+    tensor = file.format.tensors[key].allocate()
+    file.read(key, bytes_of(tensor.untyped_storage()))
     return tensor
 
 
-def mapped(file, index):
+def mapped(file, key):
     """Return a tensor that lies in the file."""
-    memory = Memory(file.storages[index].bytes)
-    file.map(index, memory)
-    return torch.empty(0).set_(memory.storage, 0, (SIZES[index],), (1,))
+    memory = Memory(file.format.tensors[key].bytes)
+    file.map(key, memory)
+    return torch.empty(0).set_(memory.storage, 0, (SIZES[key],), (1,))
 
 
 def written(folder, **options):
     """Return a file whose first generation has 1 everywhere."""
     found = StateFile(folder, tensors(), **options)
-    for index in SIZES:
-        put(found, index, 1.0)
+    for key in SIZES:
+        put(found, key, 1.0)
     found.commit()
     return found
 
@@ -100,9 +105,9 @@ def file(tmp_path):
 def values(file):
     """Return the number that each tensor has everywhere."""
     found = {}
-    for index in SIZES:
-        (value,) = got(file, index).unique()
-        found[index] = value.item()
+    for key in SIZES:
+        (value,) = got(file, key).unique()
+        found[key] = value.item()
     return found
 
 
@@ -112,42 +117,42 @@ class Table:
     def __init__(self, folder, draw):
         self.file, self.draw, self.steps = StateFile(folder, tensors()), draw, 0
         self.mapped, self.addresses = {}, {}
-        for index in (5, 9):
-            put(self.file, index, 1.0)
+        for key in (PAGES, LARGE):
+            put(self.file, key, 1.0)
         self.file.commit()
-        self.values = {index: torch.full((n,), float(index != 2)) for index, n in SIZES.items()}
+        self.values = {key: torch.full((n,), float(key != SMALL)) for key, n in SIZES.items()}
 
     def agrees(self):
         """Return whether the file and its mapped tensors have the values of the table."""
         return all(
             torch.equal(tensor, value)
-            for index, value in self.values.items()
-            for tensor in (got(self.file, index), self.mapped.get(index, value))
+            for key, value in self.values.items()
+            for tensor in (got(self.file, key), self.mapped.get(key, value))
         )
 
     def absent(self, _):
         """Remove a tensor."""
-        index = self.draw.choice([i for i in SIZES if i not in self.mapped] or [None])
-        if index is not None:
-            self.file.commit(absent_indices=[index])
-            self.values[index] = torch.zeros(SIZES[index])
+        key = self.draw.choice([i for i in SIZES if i not in self.mapped] or [None])
+        if key is not None:
+            self.file.commit(absent=[key])
+            self.values[key] = torch.zeros(SIZES[key])
 
     def map(self, _):
         """Let a tensor lie in the file."""
-        for index in [i for i in SIZES if self.file.contains(i) and i not in self.mapped][:1]:
-            self.mapped[index] = tensor = mapped(self.file, index)
-            self.addresses[index] = tensor.data_ptr()
+        for key in [i for i in SIZES if self.file.contains(i) and i not in self.mapped][:1]:
+            self.mapped[key] = tensor = mapped(self.file, key)
+            self.addresses[key] = tensor.data_ptr()
 
     def change(self, number):
         """Change elements through a mapping: they are read at once, and committed."""
-        for index in self.draw.sample(sorted(self.mapped), min(1, len(self.mapped))):
-            begin, before = self.draw.randrange(SIZES[index]), self.file.written_bytes
-            for tensor in (self.mapped[index], self.values[index]):
+        for key in self.draw.sample(sorted(self.mapped), min(1, len(self.mapped))):
+            begin, before = self.draw.randrange(SIZES[key]), self.file.written_bytes
+            for tensor in (self.mapped[key], self.values[key]):
                 tensor[begin : begin + 700] = number
             assert self.agrees()
             self.file.write_mapped_changes()
             assert self.file.is_changed
-            assert self.file.written_bytes - before == 4 * SIZES[index]
+            assert self.file.written_bytes - before == 4 * SIZES[key]
             self.file.commit()
             self.file.write_mapped_changes()
             assert not self.file.is_changed
@@ -155,17 +160,17 @@ class Table:
     def failed(self, number):
         """Write some tensors, and leave it at that; return which."""
         written = self.draw.sample(sorted(SIZES), self.draw.randint(1, 3))
-        for index in written:
-            put(self.file, index, float(number))
+        for key in written:
+            put(self.file, key, float(number))
         assert self.agrees()
         self.file.rollback()
         return written
 
     def step(self, number):
         """Write some tensors, and commit."""
-        for index in self.failed(number):
-            put(self.file, index, float(number))
-            self.values[index] = torch.full((SIZES[index],), float(number))
+        for key in self.failed(number):
+            put(self.file, key, float(number))
+            self.values[key] = torch.full((SIZES[key],), float(number))
         self.file.commit(steps=1)
         self.steps += 1
 
@@ -189,10 +194,10 @@ def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monk
         table.file.close()
     del table.file
     assert list(tmp_path.iterdir()) == []
-    for index, tensor in table.mapped.items():
+    for key, tensor in table.mapped.items():
         view = tensor[7:]
-        assert tensor.data_ptr() == table.addresses[index]
-        assert torch.equal(tensor, table.values[index])
+        assert tensor.data_ptr() == table.addresses[key]
+        assert torch.equal(tensor, table.values[key])
         tensor.fill_(5.0)
         assert view.unique().tolist() == [5.0]
 
@@ -200,30 +205,30 @@ def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monk
 def test_one_generation_is_written_over(tmp_path):
     """Without a second generation, written data stays, also of a failed step."""
     file = written(tmp_path, generations=1)
-    put(file, 9, 2.0)
+    put(file, LARGE, 2.0)
     file.rollback()
-    assert values(file) == {2: 1.0, 5: 1.0, 9: 2.0}
+    assert values(file) == {SMALL: 1.0, PAGES: 1.0, LARGE: 2.0}
     file.close()
 
 
 def test_a_damaged_page_is_noticed(file):
     """A changed bit, and a file that was cut, in the middle of a step and before one."""
-    offset = file.format.slot_offset(2, file.record.slots[2])
+    offset = file.format.slot_offset(LARGE, file.record.entries[LARGE].slot)
     with file.path.open("r+b") as opened:
         opened.seek(offset + 4000)
         opened.write(b"\x01")
-    with pytest.raises(PageError, match="'t9' does not match"):
-        got(file, 9)
+    with pytest.raises(PageError, match="'large' does not match"):
+        got(file, LARGE)
     os.truncate(file.path, offset + 100)
-    with pytest.raises(PageError, match=r"'t9': only 100 of .* the file was truncated"):
-        got(file, 9)
+    with pytest.raises(PageError, match=r"'large': only 100 of .* the file was truncated"):
+        got(file, LARGE)
     with pytest.raises(PageError, match="state is lost"):
         file.check()
 
 
 def test_a_removed_file_is_told_and_its_state_comes_back(file):
     """The process still has it."""
-    tensor = mapped(file, 9)
+    tensor = mapped(file, LARGE)
     file.path.unlink()
     with pytest.raises(PageError, match=r"was removed or moved; close\(\) moves"):
         file.check()
@@ -246,20 +251,21 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
 
 def test_failing_calls_are_explained(file, scratch_file, monkeypatch):
     """Errors of the system name the tensor and the failure."""
-    held, tensor = allocate_page(file.storages[2])
+    tensor = file.format.tensors[SMALL].allocate()
+    held = tensor.untyped_storage()
     pages = Pages(PAGED, scratch_file)
     pages.page_out(3, tensor)
     with monkeypatch.context() as patch:
         for call in ("pwrite", "pwritev", "preadv"):
             patch.setattr(os, call, make_system_fault(errno.EIO))
         for name, write in (
-            ("t2", lambda: file.write(2, bytes_of(held))),
+            ("small", lambda: file.write(SMALL, bytes_of(held))),
             ("t8", lambda: pages.page_out(8, tensor)),
         ):
             with pytest.raises(PageError, match=rf"'{name}' .*written: Input/output error"):
                 write()
         for name, read in (
-            ("t2", lambda: file.read(2, bytes_of(held))),
+            ("small", lambda: file.read(SMALL, bytes_of(held))),
             ("t3", lambda: pages.page_in(3)),
         ):
             with pytest.raises(PageError, match=rf"'{name}' .*read: Input/output error"):
@@ -268,23 +274,23 @@ def test_failing_calls_are_explained(file, scratch_file, monkeypatch):
 
 def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
     """A failed record is reported; after a rollback, the state is the one before."""
-    put(file, 9, 2.0)
+    put(file, LARGE, 2.0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", make_system_fault(errno.EIO))
         with pytest.raises(PageError, match="record could not be written: Input/output error"):
             file.commit()
         patch.setattr(os, "pwritev", make_system_fault(errno.EIO))
         with pytest.raises(PageError):
-            put(file, 2, 2.0)
+            put(file, SMALL, 2.0)
     file.rollback()
-    assert values(file) == {2: 1.0, 5: 1.0, 9: 1.0}
+    assert values(file) == {SMALL: 1.0, PAGES: 1.0, LARGE: 1.0}
 
 
 def test_a_first_state_that_cannot_be_renamed_leaves_no_file(tmp_path, monkeypatch):
     """The file with its unfinished name is removed when it is closed."""
     state_file = StateFile(tmp_path, tensors(), name="step")
-    for index in SIZES:
-        put(state_file, index, 1.0)
+    for key in SIZES:
+        put(state_file, key, 1.0)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", make_system_fault(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
@@ -331,8 +337,9 @@ def scratch_file(tmp_path):
 
 def page_out(pages, index):
     """Write a page of random numbers; return it."""
-    _, tensor = allocate_page(PAGED[index])
-    pages.page_out(index, tensor.normal_())
+    (layout,) = PAGED[index].layouts
+    tensor = layout.tensor_in(torch.UntypedStorage(PAGED[index].bytes)).normal_()
+    pages.page_out(index, tensor)
     return tensor
 
 
@@ -361,9 +368,7 @@ def test_pages_come_back(scratch_file, tmp_path):
     ))  # fmt: skip
     shared = TensorStorage(index=0, name="t", operation=0, bytes=80, layouts=both)
     pages = Pages([shared], ScratchFile(tmp_path))
-    _, (whole, row) = allocate_page(shared)
-    whole.fill_(1.0)
-    pages.page_out(0, row)
+    pages.page_out(0, torch.ones(20))
     whole, row = pages.page_in(0)
     whole.mul_(2)
     assert row.tolist() == [2.0] * 5

@@ -639,17 +639,18 @@ def test_without_rollback_a_failed_step_says_that_it_is_torn(tmp_path, monkeypat
 def test_each_state_tensor_is_written_once_at_first(tmp_path, rollback):
     """Without a rollback only those with their home on storage are in the file."""
     traced = twins_of("perceptron").trace(measure_workspace=False)
+    storages = traced.step_graph.storages
     sizes = {
-        storage.index: storage.bytes
-        for storage in traced.step_graph.storages
-        if storage.name.endswith("weight")
+        key: storages[index].bytes
+        for index, (key, _) in traced.state.items()
+        if storages[index].name.endswith("weight")
     }
     store = StateStore(traced, sizes, folder=tmp_path, rollback=rollback)
     file = store.file
     assert all(map(file.is_tracked, sizes))
-    all_sizes = {index: file.storages[index].bytes for index in file.storages}
+    all_sizes = {key: tensor.bytes for key, tensor in file.format.tensors.items()}
     written = filter(file.contains, all_sizes) if rollback else sizes
-    assert file.written_bytes == sum(all_sizes[index] for index in written) > 0
+    assert file.written_bytes == sum(all_sizes[key] for key in written) > 0
     store.close()
 
 

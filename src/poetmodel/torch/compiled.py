@@ -348,9 +348,7 @@ class Compiled:
         """Return the runner of a plan, with its files; sets or reuses `state_store`."""
         runner = Runner(
             self.trace,
-            plan,
-            self.scheduled.storage_indices,
-            program=self.scheduled.to_operations(plan.program),
+            self.scheduled.to_whole_plan(plan),
             folder=self.options.storage,
             rollback=self.options.rollback,
             state_store=self.state_store,

@@ -109,7 +109,7 @@ class JointRewriter(Rewriter):
         """Write a page-in of storage `number`; its outputs become views of the page-in."""
         first_key, *other_keys = self.output_keys(number)
         value = fake_value(self._newest[first_key])
-        arguments = (self.register_read(self._tokens[number]), value.dtype, self._file_number)
+        arguments = (self.register_read(self._tokens[number]), self._file_number)
         page = self.register_write(self.graph.call_function(pages.page_in, arguments))
         page.meta["val"] = value
         self._newest[first_key] = page

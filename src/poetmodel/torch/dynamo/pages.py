@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import weakref
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+from poetmodel.torch.graph.profiles import TensorLayout
 from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, Slot, bytes_of
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class PageStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.file = ScratchFile(folder)
-        self.layouts: dict[Slot, tuple[Any, ...]] = {}
-        """Storage bytes, offset, shape and strides of the tensor in each slot."""
+        self.layouts: dict[Slot, tuple[int, TensorLayout]] = {}
+        """Storage bytes of the tensor in each slot, and its layout there."""
         self.number = next(_NUMBERS)
         _STORE_BY_NUMBER[self.number] = self
 
@@ -40,7 +41,7 @@ def page_out(tensor: torch.Tensor, store_number: int) -> torch.Tensor:
     """Write a storage to the store; return the slot's token, whose deletion frees the slot."""
     store, size = _STORE_BY_NUMBER[store_number], tensor.untyped_storage().nbytes()
     slot = store.file.write(bytes_of(tensor.untyped_storage()))
-    store.layouts[slot] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
+    store.layouts[slot] = size, TensorLayout.from_tensor(tensor)
     number = slot.process * _MAX_SLOTS + slot.offset // ALIGNMENT_BYTES
     token = torch.tensor([number], device="cpu")
     finalizer = weakref.finalize(token.untyped_storage(), store.file.free, slot, size)
@@ -48,7 +49,7 @@ def page_out(tensor: torch.Tensor, store_number: int) -> torch.Tensor:
     return token
 
 
-def page_in(token: torch.Tensor, dtype: torch.dtype, store_number: int) -> torch.Tensor:
+def page_in(token: torch.Tensor, store_number: int) -> torch.Tensor:
     """Read the tensor in the token's slot into new memory, with its original strides.
 
     They may differ from those that PyTorch predicts, because kernels choose them.
@@ -56,7 +57,7 @@ def page_in(token: torch.Tensor, dtype: torch.dtype, store_number: int) -> torch
     store = _STORE_BY_NUMBER[store_number]
     process, position = divmod(int(token), _MAX_SLOTS)
     slot = Slot(process, position * ALIGNMENT_BYTES)
-    size, *layout = store.layouts[slot]
+    size, layout = store.layouts[slot]
     storage = torch.UntypedStorage(size)
     store.file.read(slot, bytes_of(storage))
-    return torch.empty(0, dtype=dtype).set_(storage, *layout)
+    return layout.tensor_in(storage)

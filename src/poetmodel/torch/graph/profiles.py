@@ -66,6 +66,11 @@ class TensorLayout:
             offset=value.storage_offset(),
         )
 
+    def tensor_in(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return the tensor with this layout in a storage."""
+        empty = torch.empty(0, dtype=self.dtype)
+        return empty.set_(storage, self.offset, self.shape, self.stride)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpProfile:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from poetmodel.plan import Op, Program
+from poetmodel.plan import Op
 from poetmodel.torch.graph.operators import set_kernel
 from poetmodel.torch.graph.python import compile_graph
 from poetmodel.torch.graph.rewriting import Rewriter
@@ -20,12 +20,12 @@ from poetmodel.torch.step.reading import gradient_storages, owns_gradient
 from poetmodel.torch.step.updates import ParameterUpdate, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from poetmodel.graph import Graph
     from poetmodel.torch.graph.step_graph import Operation, StepGraph
     from poetmodel.torch.state.pages import Pages
     from poetmodel.torch.step.reading import StepOutput
+    from poetmodel.torch.step.scheduled import WholePlan
     from poetmodel.torch.step.trace import Trace
 
     Emit = Callable[[int, torch.Tensor], None]
@@ -46,41 +46,28 @@ class StepProgram:
     results."""
     end_results: Mapping[int, StepOutput]
     """Outputs that the function returns, by output index, in this order: all except gradients."""
-    state_indices: Mapping[int, int]
-    """Storage index of each state tensor on storage, by that index and by the index of the tensor's
-    replacement."""
 
 
 class StepWriter(Rewriter):
-    """Writes the `program` of a plan, whose tensor i is the storage ``storage_indices[i]``.
+    """Writes the program of a plan, which is valid, with blocking transfers.
 
-    The plan is valid, with blocking transfers; COMPUTE instructions have operation indices. The
+    The
     code emits each gradient as soon as it is computed. Storages outside the plan are kept until
     their last reader. A recomputed random operation starts from the random state of its first
     execution. An operator runs in place if the program frees its input right after it.
 
-    State that is not among the `resident` plan tensors is paged into new memory, updated there, and
+    State with its home on storage is paged into new memory, updated there, and
     written back. State with its home in RAM needs no instruction.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        program: Program,
-        storage_indices: Sequence[int],
-        *,
-        resident: Collection[int] = (),
-    ) -> None:
+    def __init__(self, trace: Trace, plan: WholePlan) -> None:
         super().__init__(trace.step_graph.output_keys)
         self.name = f"step of {trace.graph.name}"
-        self.state_indices = _find_stored_state(trace.graph, storage_indices, resident)
         self.step_graph: StepGraph = trace.step_graph
-        self.program = program
-        self.storage_indices = storage_indices
-        self._scheduled_storages = frozenset(storage_indices)
-        self._storages_of_last_use = _storages_by_last_use(
-            trace.step_graph, program, self._scheduled_storages
-        )
+        self.program = plan.program
+        self._stored_state = plan.stored_state
+        self._scheduled_storages = plan.storages
+        self._storages_of_last_use = _storages_by_last_use(trace.step_graph, plan)
         """Storages that are not in the plan, by the position in the program of their last use."""
         self._positions = {
             argument.node: position for position, argument in enumerate(trace.joint.arguments)
@@ -105,7 +92,7 @@ class StepWriter(Rewriter):
         for output_index, output in enumerate(self.outputs):
             self._outputs_of_operation.setdefault(output.last_operation, []).append(output_index)
         self._execution_counts = Counter(
-            instruction.index for instruction in program if instruction.op == Op.COMPUTE
+            instruction.index for instruction in plan.program if instruction.op == Op.COMPUTE
         )
         self._random_states: dict[int, fx.Node | None] = {}
         """Node of the random state before the first execution of an operation, by operation index;
@@ -118,7 +105,7 @@ class StepWriter(Rewriter):
             if op == Op.COMPUTE:
                 self._write_instruction(self.step_graph.operations[index], instruction_index)
             elif op != Op.FREE:  # the compiled code deletes each computed value after its last use
-                self._write_page(op, self.storage_indices[index])
+                self._write_page(op, index)
         for output_index in self._outputs_of_operation.get(None, ()):
             self._write_output(output_index)
         self.graph.output([self._results[output_index] for output_index in self.end_results])
@@ -128,7 +115,6 @@ class StepWriter(Rewriter):
             source=source,
             function=function,
             end_results=self.end_results,
-            state_indices=self.state_indices,
         )
 
     def _write_initial_state(self) -> None:
@@ -153,7 +139,7 @@ class StepWriter(Rewriter):
     def _write_instruction(self, operation: Operation, instruction_index: int) -> None:
         """Write an operation or update; of a source only page-ins of its state on storage."""
         if operation.is_source:
-            for storage_index in self.state_indices.keys() & set(operation.storages):
+            for storage_index in self._stored_state.intersection(operation.storages):
                 self._write_page_in(storage_index)
         elif isinstance(operation.node.target, Update):
             self._write_update(operation, operation.node.target, instruction_index)
@@ -207,7 +193,7 @@ class StepWriter(Rewriter):
         self.graph.call_function(update.overwrite_state, arguments, options)
         for storage_index in operation.storages:  # the new value overwrote the state
             state_index = self.step_graph.storages[storage_index].replaces
-            if state_index in self.state_indices:
+            if state_index in self._stored_state:
                 self._newest |= {
                     (storage_index, layout_index): self._newest[state_index, layout_index]
                     for _, layout_index in self.output_keys(state_index)
@@ -241,7 +227,7 @@ class StepWriter(Rewriter):
         for op, i in self.program[instruction_index + 1 :]:
             if op != Op.FREE:
                 break
-            freed_storages.add(self.storage_indices[i])
+            freed_storages.add(i)
         return freed_storages
 
     def _write_page(self, op: Op, storage_index: int) -> None:
@@ -300,31 +286,17 @@ class StepWriter(Rewriter):
         return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
 
 
-def _find_stored_state(
-    graph: Graph, storage_indices: Sequence[int], resident: Collection[int]
-) -> dict[int, int]:
-    """Return `StepProgram.state_indices`: the state tensors of a plan that are not resident."""
-    planned_storages = {index for i, index in enumerate(storage_indices) if i not in resident}
-    stored_state = sorted(planned_storages.intersection(graph.state_tensors))
-    replacement_of = graph.replacement_of
-    return {index: index for index in stored_state} | {
-        replacement_of[index]: index for index in stored_state if index in replacement_of
-    }
-
-
-def _storages_by_last_use(
-    step_graph: StepGraph, program: Program, scheduled_storages: Collection[int]
-) -> dict[int, list[int]]:
+def _storages_by_last_use(step_graph: StepGraph, plan: WholePlan) -> dict[int, list[int]]:
     """Return unscheduled storages by the index of the instruction that last reads or makes them."""
     last_use: dict[int, int] = {}
-    for instruction_index, (op, index) in enumerate(program):
+    for instruction_index, (op, index) in enumerate(plan.program):
         if op == Op.COMPUTE:
             operation = step_graph.operations[index]
             used_storages = (*operation.reads.storages, *operation.storages)
             last_use.update(
                 (storage_index, instruction_index)
                 for storage_index in used_storages
-                if storage_index not in scheduled_storages
+                if storage_index not in plan.storages
             )
     storages_by_instruction: dict[int, list[int]] = {}
     for storage_index, instruction_index in last_use.items():

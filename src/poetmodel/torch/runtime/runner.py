@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.plan import Plan, Program
     from poetmodel.torch.runtime.program import Emit
+    from poetmodel.torch.step.scheduled import WholePlan
     from poetmodel.torch.step.trace import Trace
 
 
@@ -41,7 +41,7 @@ _RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.STORED)
 
 
 class Runner:
-    """Executes a captured step by a plan, whose tensor i is the storage ``storage_indices[i]``.
+    """Executes a captured step by a plan.
 
     The program is compiled, and its transfers block. `folder` is that of page
     and state file, whose creation moves state to the homes of the plan. With `rollback`, a failed
@@ -52,39 +52,30 @@ class Runner:
     def __init__(
         self,
         trace: Trace,
-        plan: Plan,
-        storage_indices: Sequence[int],
+        plan: WholePlan,
         *,
-        program: Program | None = None,
         folder: str | Path | None = None,
         rollback: bool = True,
         state_store: StateStore | None = None,
     ) -> None:
         self.trace = trace
-        program = plan.program if program is None else program
-        writer = StepWriter(trace, program, storage_indices, resident=plan.resident or ())
-        self.program = writer.write()
+        self.program = StepWriter(trace, plan).write()
         self.page_file: ScratchFile | None = None
         self.state_store = state_store
-        state_indices = self.program.state_indices
-        paged_storages = {
-            storage_indices[i] for op, i in plan.program if op == Op.PAGE_OUT
-        }.difference(state_indices)
+        paged_storages = {i for op, i in plan.program if op == Op.PAGE_OUT} - plan.stored_state
         if paged_storages:
             page_sizes = (trace.step_graph.storages[i].bytes for i in paged_storages)
             self.page_file = ScratchFile(folder or ".", page_sizes)
         rolls_back = trace.joint.optimizer is not None and folder is not None and rollback
-        if state_store is None and (state_indices or rolls_back):
-            stored_states = frozenset(state_indices.values())
+        self._state_keys = {index: trace.state_key(index) for index in plan.stored_state}
+        """Key of each storage of state on storage, and of its replacement."""
+        self._stored = frozenset(self._state_keys.values())
+        if state_store is None and (self._stored or rolls_back):
             self.state_store = StateStore(
-                trace, stored_states, folder=folder or ".", rollback=rollback
+                trace, self._stored, folder=folder or ".", rollback=rollback
             )
-        file_number_of = {} if self.state_store is None else self.state_store.map_indices(trace)
-        self._file_numbers = {
-            index: file_number_of[state_index] for index, state_index in state_indices.items()
-        }
-        """Number in the state file of each state tensor on storage, by the storage index of the
-        tensor and by that of its replacement."""
+        if self.state_store is not None:
+            self.state_store.check_state(trace)
         self._rollback = rollback
         self.delays_gradients = rollback and (
             self.page_file is not None or bool(trace.joint.finite_check_lines)
@@ -129,7 +120,7 @@ class Runner:
         stored_positions = [
             indices[a.node]
             for a in joint.arguments
-            if output_keys.get(a.node, (None,))[0] in self._file_numbers
+            if output_keys.get(a.node, (None,))[0] in self._state_keys
         ]
         self._optimizer_state = (
             None
@@ -157,8 +148,8 @@ class Runner:
     @property
     def state_on_storage_bytes(self) -> int:
         """Bytes of state with its home on storage [B]."""
-        storages = set(self.program.state_indices.values())
-        return sum(self.trace.step_graph.storages[storage].bytes for storage in storages)
+        storages = self.trace.step_graph.storages
+        return sum(storages[i].bytes for i in self._state_keys if storages[i].replaces is None)
 
     def trial(self) -> AbstractContextManager[None]:
         """Move state to its homes, and return a context manager for trial steps.
@@ -178,7 +169,7 @@ class Runner:
         only discards the results of the last step.
         """
         if self.state_store is not None:
-            self.state_store.prepare_step(frozenset(self._file_numbers.values()))
+            self.state_store.prepare_step(self._stored)
 
     def close(self) -> None:
         """Remove the page file; the state file remains."""
@@ -313,8 +304,8 @@ class Runner:
         return Pages(
             self.trace.step_graph.storages,
             self.page_file,
-            state=None if self.state_store is None else self.state_store.file,
-            file_numbers=self._file_numbers,
+            state_file=None if self.state_store is None else self.state_store.file,
+            state_keys=self._state_keys,
         )
 
 

@@ -11,6 +11,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.torch.graph.step_graph import TensorStorage
+    from poetmodel.torch.step.state_keys import StateKey
 
 ALIGNMENT_BYTES: Final = 4096
 """Offsets of pages are multiples of this size, so that no block of the file cache contains two
@@ -36,6 +38,7 @@ PREFIX: Final = ".poetmodel-pages-"
 _LOCK_TIMEOUT_S: Final = 60.0
 """An unlocked file whose last change is older is abandoned: a process locks a new file much
 earlier [s]."""
+_CHANGED: Final = " does not match its checksum"
 _WORD_BYTES: Final = 8
 """Size of the words that a checksum adds [B]."""
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
@@ -202,6 +205,21 @@ def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
     return total_bytes
 
 
+def find_read_fault(
+    descriptor: int, memory: memoryview, offset: int, expected_checksum: int
+) -> str:
+    """Read a page into `memory`, and retain no copy in the file cache; return what is wrong."""
+    size = len(memory)
+    try:
+        read_bytes = read_page(descriptor, memory, offset)
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+    except OSError as error:
+        return f" could not be read: {error.strerror or error}"
+    if read_bytes < size:
+        return f": only {read_bytes:,} of {size:,} B could be read; the file was truncated"
+    return "" if checksum(memory) == expected_checksum else _CHANGED
+
+
 def read_checked(
     path: Path,
     descriptor: int,
@@ -210,21 +228,11 @@ def read_checked(
     expected_checksum: int,
     page_name: str,
 ) -> None:
-    """Read a page into `memory`, check it, and retain no copy in the file cache."""
-    size = len(memory)
-    with convert_page_errors(path, f"{page_name} could not be read"):
-        read_bytes = read_page(descriptor, memory, offset)
-        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-    if read_bytes < size:
-        raise PageError(
-            f"{path}: {page_name}: only {read_bytes:,} of {size:,} B could be read; the file was "
-            "truncated"
-        )
-    if checksum(memory) != expected_checksum:
-        raise PageError(
-            f"{path}: {page_name} does not match its checksum; the file was changed, or the "
-            "medium is failing"
-        )
+    """Read a page into `memory`, and check it; raise `PageError` with path and `page_name`."""
+    fault = find_read_fault(descriptor, memory, offset, expected_checksum)
+    if fault:
+        hint = "; the file was changed, or the medium is failing" if fault == _CHANGED else ""
+        raise PageError(f"{path}: {page_name}{fault}{hint}")
 
 
 @contextmanager
@@ -269,55 +277,54 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
             path.unlink()
 
 
-class Pageable(Protocol):
-    """A file with one page for each of its tensors."""
+class StatePages(Protocol):
+    """A file with one page for each state tensor."""
 
-    def write(self, index: int, memory: memoryview) -> None:
+    def write(self, key: StateKey, memory: memoryview) -> None:
         """Write the page of a tensor."""
 
-    def read(self, index: int, memory: memoryview) -> None:
+    def read(self, key: StateKey, memory: memoryview) -> None:
         """Read the page of a tensor into `memory`."""
 
 
 class Pages:
     """Pager of one execution of a program, by the indices of `storages`.
 
-    `state` has the pages of state on storage, `file` all others. `file_numbers` maps storage
-    indices of state tensors to their numbers in `state`.
+    `state_file` has the pages of the storages in `state_keys`, `scratch_file` all others.
     """
 
     def __init__(
         self,
         storages: Sequence[TensorStorage],
-        file: ScratchFile | None,
+        scratch_file: ScratchFile | None,
         *,
-        state: Pageable | None = None,
-        file_numbers: Mapping[int, int] | None = None,
+        state_file: StatePages | None = None,
+        state_keys: Mapping[int, StateKey] = MappingProxyType({}),
     ) -> None:
         self._storages = storages
-        self._file: Any = file
-        self._state: Any = state
-        self._file_numbers = file_numbers or {}
+        self._scratch_file: Any = scratch_file
+        self._state_file: Any = state_file
+        self._state_keys = state_keys
         self._slots: dict[int, Slot] = {}
 
     def page_out(self, index: int, tensor: torch.Tensor) -> None:
         """Write the storage of a tensor to the page of storage `index`."""
         memory = bytes_of(tensor.untyped_storage())
-        if index in self._file_numbers:
-            self._state.write(self._file_numbers[index], memory)
+        if index in self._state_keys:
+            self._state_file.write(self._state_keys[index], memory)
             return
         self._free(index)
-        self._slots[index] = self._file.write(memory, self._page_name(index))
+        self._slots[index] = self._scratch_file.write(memory, self._page_name(index))
 
     def page_in(self, index: int) -> Any:
         """Read the page of storage `index` into new memory; return its tensor or tensors."""
-        storage, tensors = allocate_page(self._storages[index])
-        memory = bytes_of(storage)
-        if index in self._file_numbers:
-            self._state.read(self._file_numbers[index], memory)
+        storage = torch.UntypedStorage(self._storages[index].bytes)
+        if index in self._state_keys:
+            self._state_file.read(self._state_keys[index], bytes_of(storage))
         else:
-            self._file.read(self._slots[index], memory, self._page_name(index))
-        return tensors
+            self._scratch_file.read(self._slots[index], bytes_of(storage), self._page_name(index))
+        tensors = tuple(layout.tensor_in(storage) for layout in self._storages[index].layouts)
+        return tensors[0] if len(tensors) == 1 else tensors
 
     def close(self) -> None:
         """Free the slots of all pages."""
@@ -327,20 +334,10 @@ class Pages:
     def _free(self, index: int) -> None:
         slot = self._slots.pop(index, None)
         if slot is not None:
-            self._file.free(slot, self._storages[index].bytes)
+            self._scratch_file.free(slot, self._storages[index].bytes)
 
     def _page_name(self, index: int) -> str:
         return f"tensor {self._storages[index].name!r}"
-
-
-def allocate_page(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
-    """Allocate memory for a page; return (storage, its tensor or a tuple of its tensors)."""
-    storage = torch.UntypedStorage(page.bytes)
-    tensors = tuple(
-        torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
-        for layout in page.layouts
-    )
-    return storage, tensors[0] if len(tensors) == 1 else tensors
 
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:

@@ -17,18 +17,15 @@ from poetmodel.errors import InputError, join_names, quote
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.joint_graph import BODY, InputKind, format_path
 from poetmodel.torch.graph.tensors import storage_key
-from poetmodel.torch.state.file import (
-    ABSENT,
-    PREFIX,
+from poetmodel.torch.state.file import PREFIX, UNFINISHED
+from poetmodel.torch.state.format import (
     RECORD_COUNT,
-    UNFINISHED,
     Format,
     OlderVersionError,
     Record,
-    StateTensor,
     encoded_bytes,
 )
-from poetmodel.torch.state.pages import allocate_page, bytes_of, checksum, read_page
+from poetmodel.torch.state.pages import bytes_of, find_read_fault
 from poetmodel.torch.step.optimizers import (
     Optimizers,
     find_owner,
@@ -39,7 +36,10 @@ from poetmodel.torch.step.optimizers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from poetmodel.torch.state.format import StateTensor
+    from poetmodel.torch.step.state_keys import StateKey
 
 _LOG = logging.getLogger(__name__)
 
@@ -144,29 +144,29 @@ class _RecoveryTargets:
         }
         """Keys of the moments of each parameter, by its id."""
 
-    def find_tensor(self, tensor: StateTensor) -> torch.Tensor | None:
+    def find_tensor(self, key: StateKey) -> torch.Tensor | None:
         """Return the parameter or buffer of a tensor in the file, for a moment its parameter."""
-        owner_kind = InputKind.PARAMETER if tensor.kind == InputKind.MOMENT else tensor.kind
-        return self._model_tensors.get((str(owner_kind), tensor.owner))
+        owner_kind = InputKind.PARAMETER if key.kind == InputKind.MOMENT else key.kind
+        return self._model_tensors.get((str(owner_kind), key.owner))
 
-    def find_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+    def find_mismatches(self, tensors: Mapping[StateKey, StateTensor]) -> Iterator[str]:
         """Yield a message for each mismatch between tensors of a file and model or optimizer."""
         names_by_storage: dict[int, str] = {}
-        for tensor in tensors:
-            owner, layout = self.find_tensor(tensor), tensor.storage.layouts[0]
+        for key, tensor in tensors.items():
+            owner, layout = self.find_tensor(key), tensor.layout
             if owner is None:
-                yield f"{tensor.kind} {tensor.storage.name} is only in the file"
+                yield f"{key.kind} {key.name} is only in the file"
                 continue
-            if tensor.kind == InputKind.MOMENT:
+            if key.kind == InputKind.MOMENT:
                 continue
-            first_name = names_by_storage.setdefault(storage_key(owner), tensor.storage.name)
+            first_name = names_by_storage.setdefault(storage_key(owner), key.name)
             if owner.is_meta:
-                yield f"{tensor.storage.name} of the model has no memory (device meta)"
-            elif first_name != tensor.storage.name:
-                yield f"{first_name} and {tensor.storage.name} share memory only in the model"
+                yield f"{key.name} of the model has no memory (device meta)"
+            elif first_name != key.name:
+                yield f"{first_name} and {key.name} share memory only in the model"
             elif (tuple(owner.shape), owner.dtype) != (layout.shape, layout.dtype):
                 yield (
-                    f"{tensor.storage.name}: the file has {layout.dtype} {layout.shape}, "
+                    f"{key.name}: the file has {layout.dtype} {layout.shape}, "
                     f"the model {owner.dtype} {tuple(owner.shape)}"
                 )
         yield from self._find_moment_mismatches(tensors)
@@ -174,15 +174,15 @@ class _RecoveryTargets:
             if value.nbytes and storage_key(value) not in names_by_storage:
                 yield f"{kind} {format_path(path)} is only in the model"
 
-    def _find_moment_mismatches(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+    def _find_moment_mismatches(self, state_keys: Iterable[StateKey]) -> Iterator[str]:
         """Yield an error per parameter whose moments in the file the optimizer cannot use.
 
         A rule without moments, such as that of SGD without momentum, accepts all moments.
         """
         keys_by_path: defaultdict[str, set[str]] = defaultdict(set)
-        for tensor in tensors:
-            if tensor.kind == InputKind.MOMENT and self.find_tensor(tensor) is not None:
-                keys_by_path[tensor.owner].add(tensor.key)
+        for key in state_keys:
+            if key.kind == InputKind.MOMENT and self.find_tensor(key) is not None:
+                keys_by_path[key.owner].add(key.moment)
         for path, keys in keys_by_path.items():
             parameter = self._model_tensors[InputKind.PARAMETER, path]
             expected_keys = self._moment_keys.get(id(parameter))
@@ -210,12 +210,12 @@ class _RecoveryTargets:
         if counts and read_update_counts(self.optimizer):
             set_update_counts(self.optimizer, counts)
 
-    def set_value(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
+    def set_value(self, key: StateKey, value: torch.Tensor | None) -> None:
         """Copy a value into a parameter or buffer, or store a moment; None removes the moment."""
-        owner = self.find_tensor(tensor)
+        owner = self.find_tensor(key)
         if owner is None:
             return
-        if tensor.kind != InputKind.MOMENT:
+        if key.kind != InputKind.MOMENT:
             if value is not None:
                 # PyTorch does not overwrite repetitions, as of the gradients of int8 weights.
                 distinct = tuple(slice(None) if stride else slice(1) for stride in owner.stride())
@@ -223,9 +223,9 @@ class _RecoveryTargets:
             return
         state = find_owner(self.optimizer, owner).state
         if value is not None:
-            state[owner][tensor.key] = value
+            state[owner][key.moment] = value
         elif owner in state:
-            state[owner].pop(tensor.key, None)
+            state[owner].pop(key.moment, None)
 
 
 class _AbandonedStateFile:
@@ -256,8 +256,8 @@ class _AbandonedStateFile:
         self._refuse(file_format, [count_mismatch] if count_mismatch else [])
         try:
             with torch.no_grad():
-                for position, tensor in enumerate(file_format.tensors):
-                    targets.set_value(tensor, self._read_tensor(file_format, record, position))
+                for key in file_format.tensors:
+                    targets.set_value(key, self._read_tensor(file_format, record, key))
         except _DamageError as error:
             raise InputError(
                 f"{self.path}: {error}, although it was intact before: the medium is failing; "
@@ -292,7 +292,7 @@ class _AbandonedStateFile:
             self._read_bytes(file_format.record_bytes, file_format.record_offset(position))
             for position in range(RECORD_COUNT)
         )
-        parsed_records = map(Record.parse, raw_records)
+        parsed_records = (Record.parse(encoded, file_format) for encoded in raw_records)
         records = [record for record in parsed_records if record is not None]
         return sorted(records, key=lambda record: -record.generation)
 
@@ -308,8 +308,8 @@ class _AbandonedStateFile:
         damage_reports = []
         for record in self.read_records(file_format):
             try:
-                for position in range(len(file_format.tensors)):
-                    self._read_tensor(file_format, record, position)
+                for key in file_format.tensors:
+                    self._read_tensor(file_format, record, key)
             except _DamageError as error:
                 damage_reports.append(f"{error} after {record.steps} steps")
                 continue
@@ -328,23 +328,18 @@ class _AbandonedStateFile:
         )
 
     def _read_tensor(
-        self, file_format: Format, record: Record, position: int
+        self, file_format: Format, record: Record, key: StateKey
     ) -> torch.Tensor | None:
         """Read a tensor of a record into new memory; return None if the tensor is absent."""
-        slot, storage = record.slots[position], file_format.tensors[position].storage
-        if slot == ABSENT:
+        entry = record.entries.get(key)
+        if entry is None:
             return None
-        storage_memory, tensors = allocate_page(storage)
-        memory, offset = bytes_of(storage_memory), file_format.slot_offset(position, slot)
-        try:
-            read_bytes = read_page(self._descriptor, memory, offset)
-        except OSError as error:
-            raise _DamageError(f"{storage.name}: {error.strerror or error}") from None
-        os.posix_fadvise(self._descriptor, offset, storage.bytes, os.POSIX_FADV_DONTNEED)
-        if read_bytes < storage.bytes or checksum(memory) != record.checksums[position]:
-            raise _DamageError(f"{storage.name} does not match its checksum")
-        first_tensor: torch.Tensor = tensors[0] if isinstance(tensors, tuple) else tensors
-        return first_tensor
+        value = file_format.tensors[key].allocate()
+        memory, offset = bytes_of(value.untyped_storage()), file_format.slot_offset(key, entry.slot)
+        fault = find_read_fault(self._descriptor, memory, offset, entry.checksum)
+        if fault:
+            raise _DamageError(f"{key.name}{fault}")
+        return value
 
 
 def _make_read_error(path: Path, error: OSError) -> InputError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from poetmodel.device import Costs
-    from poetmodel.plan import Program
+    from poetmodel.plan import Plan, Program
     from poetmodel.torch.step.trace import Trace
 
 
@@ -49,12 +49,33 @@ class ScheduledGraph:
         """The sum of `reserves` [B]."""
         return sum(size for _, size in self.reserves)
 
-    def to_operations(self, program: Program) -> Program:
-        """Return a program with operation indices instead of node indices; tensor indices stay."""
-        return tuple(
-            Instruction(op, self.operations[index] if op == Op.COMPUTE else index)
-            for op, index in program
+    def to_whole_plan(self, plan: Plan) -> WholePlan:
+        """Return a plan of `graph` by the indices of the whole step."""
+        resident = set(plan.resident or ())
+        stored = [i for i in self.graph.state_tensors if i not in resident]
+        replacement_of = self.graph.replacement_of
+        stored += [replacement_of[i] for i in stored if i in replacement_of]
+        return WholePlan(
+            program=tuple(
+                Instruction(op, (self.operations if op == Op.COMPUTE else self.storage_indices)[i])
+                for op, i in plan.program
+            ),
+            storages=frozenset(self.storage_indices),
+            stored_state=frozenset(self.storage_indices[i] for i in stored),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePlan:
+    """A plan of a whole step."""
+
+    program: Program
+    """The instructions, by the indices of operations and storages."""
+    storages: frozenset[int]
+    """Indices of the storages that the program frees and pages; others are kept until their last
+    reader."""
+    stored_state: frozenset[int]
+    """Indices of the storages of state with its home on storage, and of their replacements."""
 
 
 def keep_all_bytes(trace: Trace) -> int:

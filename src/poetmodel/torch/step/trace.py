@@ -21,6 +21,7 @@ from poetmodel.torch.step.reading import (
     read_step,
     update_workspace_bytes,
 )
+from poetmodel.torch.step.state_keys import find_state
 from poetmodel.torch.step.updates import Update, check_optimizer, extend_with_optimizer
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.torch.capturing.inputs import Inputs
+    from poetmodel.torch.capturing.joint_graph import InputSpec
     from poetmodel.torch.graph.profiles import OpProfile
     from poetmodel.torch.graph.step_graph import Operation, StepGraph
+    from poetmodel.torch.step.state_keys import StateKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,16 @@ class Trace:
     def outputs(self) -> list[StepOutput]:
         """One output per result, ordered by `last_operation`; outputs without one are last."""
         return find_outputs(self.joint, self.step_graph)
+
+    @cached_property
+    def state(self) -> dict[int, tuple[StateKey, InputSpec]]:
+        """Key and first argument of each state storage, by storage index; empty for constants."""
+        return find_state(self.joint, self.step_graph)
+
+    def state_key(self, storage_index: int) -> StateKey:
+        """Return the key of a state storage, or of the one that a storage replaces."""
+        replaced_index = self.step_graph.storages[storage_index].replaces
+        return self.state[storage_index if replaced_index is None else replaced_index][0]
 
     @cached_property
     def held_bytes(self) -> int:
