@@ -1,18 +1,23 @@
 """The front: guards of a step, side effects, readings; private names of PyTorch."""
 
+import os
 import random
 import re
 import time
+import uuid
+from datetime import datetime
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch._dynamo import config as dynamo_config
 
+import poetmodel.torch as pmt
 from kit.rotation import mark_seeds_except
 from poetmodel.torch.capturing.front import Changed, StepFront
 from poetmodel.torch.capturing.front_private import CHECKPOINT, LOGGING_SETTINGS, SETTINGS
-from poetmodel.torch.capturing.snapshots import check_snapshot
+from poetmodel.torch.capturing.joint import check_snapshot
 from poetmodel.torch.errors import CaptureError
 
 
@@ -276,12 +281,60 @@ def settle(model, y, _):
     return y * model.table["mask"]
 
 
+def toggle_global(_, y, __):
+    """Change a number outside of the model, and back."""
+    FACTOR["on"] = not FACTOR.get("on")
+    return y * (2 if FACTOR["on"] else 3)
+
+
+def begin(model, y, _):
+    """Compute another loss in the first pass."""
+    is_first, model.table["begun"] = "begun" not in model.table, True
+    return y * 2 if is_first else y
+
+
+def detach_first(model, y, _):
+    """Compute other gradients in the first pass, of the same loss."""
+    is_first, model.table["begun"] = "begun" not in model.table, True
+    return y + y.detach() if is_first else y * 2
+
+
+def remember(model, y, _):
+    """Add the result of the pass before, in all passes but the first."""
+    last, model.table["last"] = model.table.get("last"), y.detach()
+    return y if last is None else y + last
+
+
+def keep(model, y, mask):
+    """Keep what the first pass makes of an input."""
+    if "mask" not in model.table:
+        model.table["mask"] = mask[:, None].float()
+    return y * model.table["mask"]
+
+
+GENERATOR = np.random.default_rng(1)
+PLACE = r".* at .*test_front\.py:\d+ \("
 CHANGING = {
     "counter": (count, r"forward changes n from 0 to 1 at .*\(model\.n \+= 1\)"),
     "toggle": (toggle, r"forward changes n from 0 to 1 at "),
+    "global": (toggle_global, rf"forward changes .*FACTOR\['on'\]{PLACE}"),
     "list": (lambda m, y, _: y * len(m.log.append(1) or m.log), r"forward changes log from empty"),
-    "draw": (lambda _, y, __: y * random.random(), r"draws from Python's random"),  # noqa: S311
-    "clock": (lambda _, y, __: y * time.time(), r"time\.time.* at .*test_front\.py:"),
+    "first loss": (begin, rf"another loss.* forward changes{PLACE}.*; call the model once"),
+    "first gradient": (detach_first, rf"another loss, gradient .* forward changes{PLACE}"),
+    "tensor of a pass": (remember, r"reads at .*test_front\.py:\d+ .* a tensor of an earlier pass"),
+    "kept input": (keep, r"later passes read .*, made at .*test_front\.py:.* inputs or param"),
+    "draw": (lambda _, y, __: y * random.random(), rf"draws from Python's random{PLACE}"),  # noqa: S311
+    "draw, read": (
+        lambda _, y, m: y * 2 if m.all() or random.random() < 2 else y,  # noqa: S311
+        rf"draws from Python's random{PLACE}",
+    ),
+    "NumPy's draw": (lambda _, y, __: y * float(np.random.rand()), rf"from numpy\.random{PLACE}"),  # noqa: NPY002
+    "generator": (lambda _, y, __: y * float(GENERATOR.random()), rf"takes a Generator.*{PLACE}"),
+    "clock": (lambda _, y, __: y * time.time(), rf"time\.time{PLACE}.*would be frozen"),
+    "counter of time": (lambda _, y, __: y * time.perf_counter(), rf"perf_counter{PLACE}"),
+    "date": (lambda _, y, __: y * datetime.now().microsecond, rf"trace method now{PLACE}"),
+    "identifier": (lambda _, y, __: y * (uuid.uuid4().int % 97), rf"urandom{PLACE}"),
+    "bytes of the system": (lambda _, y, __: y * os.urandom(1)[0], rf"urandom{PLACE}"),
     "seed": (
         lambda _, y, __: (torch.manual_seed(0), y * torch.rand(()))[1],
         r"is seeded at .*test_front\.py:",
@@ -289,7 +342,7 @@ CHANGING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mark_seeds_except(CHANGING, ("counter", "clock", "seed")))
+@pytest.mark.parametrize("name", mark_seeds_except(CHANGING, list(CHANGING)[::2]))
 def test_a_snapshot_that_later_steps_do_not_follow_is_refused(name):
     """In one sentence; the model and the random generators are as before."""
     function, words = CHANGING[name]
@@ -298,10 +351,27 @@ def test_a_snapshot_that_later_steps_do_not_follow_is_refused(name):
     with pytest.raises(CaptureError, match=rf"^net: .*{words}") as caught:
         check_snapshot("net", model, None, rows)
     assert "\n" not in str(caught.value)
-    assert (model.n, model.log) == (0, [])
+    assert (model.n, model.log, model.table) == (0, [], {"a": [1.0]})
     assert "last" not in vars(model)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
+
+
+DOORS = {
+    "trace": lambda model, _: pmt.trace(model, None, batch(), measure_workspace=False),
+    "export": lambda model, folder: pmt.export(model, None, batch(), folder=folder, ram="64KiB"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", ["first loss", "tensor of a pass"])
+def test_every_door_of_snapshots_refuses_what_one_graph_cannot_follow(door, name, tmp_path):
+    """A step compiled with guards is not one graph."""
+    function, words = CHANGING[name]
+    with pytest.raises(CaptureError, match=words):
+        DOORS[door](Model(function), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    pmt.capture(Model(function), None, batch())
 
 
 def test_a_snapshot_of_state_that_settles_is_accepted():

@@ -58,7 +58,7 @@ from poetmodel.torch.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from poetmodel.torch.capturing.front_readings import Values
     from poetmodel.torch.capturing.inputs import Access
@@ -80,7 +80,15 @@ class Changed(Exception):  # noqa: N818 - a state, which callers convert
         """A capture that is valid, but not compiled yet; otherwise None."""
 
 
-class Unreplayable(CaptureError):  # noqa: N818 - a kind of refusal
+class Refusal(CaptureError):  # noqa: N818 - a kind of error
+    """A step that Dynamo does not trace: `reason` without names, `line` of the code or ""."""
+
+    def __init__(self, faults: str | Iterable[str], *, reason: str = "", line: str = "") -> None:
+        super().__init__(faults)
+        self.reason, self.line = reason, line
+
+
+class Unreplayable(Refusal):
     """A step that cannot be captured, whatever earlier passes have set."""
 
 
@@ -328,9 +336,11 @@ class StepFront:
         where = f" at {line}" if line else ""
         if known := known_refusal(inner):
             reason, advice, is_final = known
-            kind = Unreplayable if is_final else CaptureError
-            raise kind(f"{self.name}: {reason}{where}; {advice}") from error
-        raise CaptureError(f"{self.name}: {explain(inner)}{where}") from error
+            kind = Unreplayable if is_final else Refusal
+            text = f"{self.name}: {reason}{where}; {advice}"
+            raise kind(text, reason=reason, line=line) from error
+        reason = explain(inner)
+        raise Refusal(f"{self.name}: {reason}{where}", reason=reason, line=line) from error
 
     def _describe_guards(self, text: str, batch: Sequence[Any]) -> list[str]:
         """Return a text for each failed guard in Dynamo's message about a call on `batch`."""

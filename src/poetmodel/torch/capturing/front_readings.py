@@ -379,7 +379,7 @@ def find_readings(
         if node.target is not mark_reading:
             continue
         _, kind, index = node.args
-        needed = _ancestors(graph, node, only_values=True)
+        needed = ancestors(graph, node, only_values=True)
         frames = frames_in(node.meta.get("stack_trace"))
         line = find_line(frames)
         where = f" at {line}" if line else ""
@@ -454,7 +454,7 @@ _IN_PLACE_OPERATORS: Final = frozenset(
 )  # fmt: skip
 
 
-def _ancestors(graph: fx.Graph, node: fx.Node, *, only_values: bool = False) -> set[fx.Node]:
+def ancestors(graph: fx.Graph, node: fx.Node, *, only_values: bool = False) -> set[fx.Node]:
     """Return a node and all that decide its value, with earlier in-place operations on any.
 
     With `only_values`, without tensors of which only the shape is read.
@@ -475,7 +475,7 @@ def _ancestors(graph: fx.Graph, node: fx.Node, *, only_values: bool = False) -> 
             continue
         targets = earlier.all_input_nodes[:1]
         if not needed.isdisjoint(targets) or not storages.isdisjoint(_storages(targets)):
-            needed |= {earlier} | _ancestors(graph, earlier, only_values=only_values)
+            needed |= {earlier} | ancestors(graph, earlier, only_values=only_values)
             storages = _storages(needed)
     return needed
 
@@ -494,7 +494,7 @@ class ReadingCheck:
         source, graph = graph_module.graph, fx.Graph()
         needed: set[fx.Node] = set()
         for reading in self._readings:
-            needed |= _ancestors(source, reading.node)
+            needed |= ancestors(source, reading.node)
         self._changes_inputs = any(map(_is_in_place, needed))
         copies: dict[fx.Node, fx.Node] = {}
         for node in source.nodes:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -17,16 +18,14 @@ import torch
 
 from poetmodel.clock import infrequent_gc
 from poetmodel.torch.capturing.captures import StepCaptures
-from poetmodel.torch.capturing.front import Capture, Changed, StepFront, Unreplayable
+from poetmodel.torch.capturing.front import StepFront
 from poetmodel.torch.capturing.front_joint import (
     TracedModule,
     constant_positions,
     export_joint,
-    is_same_graph,
 )
 from poetmodel.torch.capturing.inputs import (
     OutputStructure,
-    copy_inputs,
     find_loss,
     flatten,
     input_names,
@@ -47,8 +46,9 @@ from poetmodel.torch.capturing.joint_graph import (
 from poetmodel.torch.capturing.modules import (
     AssignedBuffers,
 )
-from poetmodel.torch.capturing.passes import Passes, settle, settling_message
+from poetmodel.torch.capturing.passes import Passes
 from poetmodel.torch.capturing.process_state import ProcessState, record_environment
+from poetmodel.torch.capturing.settling import Settled, capture_settled, refuse_draw
 from poetmodel.torch.capturing.surroundings import (
     native_operators,
     onednn_kernels,
@@ -58,7 +58,7 @@ from poetmodel.torch.capturing.values import (
     KnownValues,
     ValueGuards,
 )
-from poetmodel.torch.errors import CaptureError, convert_exceptions
+from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.graph.tensors import tensors_in
 from poetmodel.torch.int8.reading import with_fronts
 
@@ -82,6 +82,7 @@ def capture(
     *,
     name: str | None = None,
     follows_state: bool = False,
+    is_snapshot: bool = False,
 ) -> Joint:
     """Capture a training step: forward pass, loss, and backward pass.
 
@@ -97,6 +98,9 @@ def capture(
         Name of the step in messages; by default the class of `model`.
     follows_state : bool
         Whether a further capture may follow Python state that forward changes in each step.
+    is_snapshot : bool
+        Whether the graph is executed without guards, so that later passes must compute what it
+        computes.
 
     Returns
     -------
@@ -114,9 +118,98 @@ def capture(
     name = name or type(model).__name__
     refuse(name, step_errors(model, loss_fn, inputs))
     model = with_fronts(model)
+    checks = FiniteChecks()
+    with _capture_graph(
+        name, model, loss_fn, inputs, follows_state=follows_state, is_snapshot=is_snapshot
+    ) as step:
+        flat_inputs, captured = step.flat_inputs, step.settled.capture
+        with convert_exceptions(name):
+            traced_module = TracedModule(name, step.module, captured, flat_inputs, checks)
+        graph_module, values = _export(traced_module, flat_inputs, checks, step.passes)
+    names = input_names(step.input_spec, by_name=step.output is not None)
+    arguments = tuple(input_specs(name, graph_module, names))
+    results = output_specs(
+        name,
+        graph_module,
+        arguments,
+        step.output,
+        has_check=bool(checks.lines),
+        n_stored=len(captured.stored_positions),
+    )
+    joint = Joint(
+        name=name,
+        module=step.module,
+        graph_module=graph_module,
+        arguments=arguments,
+        results=tuple(results),
+        input_spec=step.input_spec,
+        inputs=tuple(flat_inputs),
+        value_guards=ValueGuards(tuple(values.reads.values())),
+        process_state=ProcessState(step.environment),
+        captures=StepCaptures(
+            step.front,
+            (captured, *step.settled.equal_captures),
+            flat_inputs,
+            step.input_spec,
+            constant_positions(captured, graph_module, arguments),
+            traced_module.state_positions(),
+            is_settled=step.settled.is_settled,
+        ),
+        output=step.output,
+        finite_check_lines=tuple(checks.lines),
+    )
+    refuse(name, _capture_errors(joint))
+    paths = [source.path for source in joint.value_guards.sources]
+    _warn_of_unstable_reads(joint, [*paths, *traced_module.read_paths()])
+    return joint
+
+
+def check_snapshot(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+) -> None:
+    """Raise `CaptureError` if one graph of a step does not compute what later steps compute.
+
+    Executes forward passes; restores modules, tensors and random generators, but no other objects.
+    """
+    with _capture_graph(name, model, loss_fn, inputs, is_snapshot=True):
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Captured:
+    """A step that Dynamo has captured, without a backward pass."""
+
+    front: StepFront
+    settled: Settled
+    module: torch.nn.Module
+    """Computes the loss from flat inputs."""
+    passes: Passes
+    environment: dict[str, str | None]
+    """Environment variables that forward reads."""
+    flat_inputs: list[Any]
+    input_spec: Any
+    output: OutputStructure | None
+    """Structure of the output, for named inputs."""
+
+
+@contextmanager
+def _capture_graph(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    follows_state: bool = False,
+    is_snapshot: bool,
+) -> Iterator[_Captured]:
+    """Context manager with a captured step; restores at its end what passes have changed."""
     parts = [part for part in (model, loss_fn) if isinstance(part, torch.nn.Module)]
     refuse(name, chain.from_iterable(map(_backward_hook_errors, parts)))
     flat_inputs, spec = flatten(inputs)
+    batch = unflatten(flat_inputs, spec)
     uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
@@ -132,65 +225,41 @@ def capture(
     passes = Passes(name, module, flat_inputs)
     try:
         with record_environment() as environment:
-            first_results = passes.execute()
+            first_results = passes.execute(may_draw=True)
+        if passes.drawn:
+            front = StepFront(name, model, loss_fn, uses_keywords=uses_keywords)
+            refuse_draw(front, batch, passes)
         passes.snapshot.restore()
         assigned_buffers.register_assigned()
+        output = output_structures[0] if output_structures else None
         front = StepFront(
             name,
             model,
             loss_fn,
             uses_keywords=uses_keywords,
-            accesses=output_structures[0].accesses if output_structures else (),
+            accesses=output.accesses if output else (),
             assigned_buffers=assigned_buffers.registered(),
         )
-        batch = unflatten(flat_inputs, spec)
-        captured = _capture_or_record(front, batch, passes, first_results)
-        equal_captures, is_settled = _settle(
-            front, captured, batch, passes, first_results, follows_state=follows_state
+        settled = capture_settled(
+            front,
+            batch,
+            passes,
+            first_results,
+            follows_state=follows_state,
+            is_snapshot=is_snapshot,
         )
-        checks = FiniteChecks()
-        with convert_exceptions(name):
-            traced_module = TracedModule(name, module, captured, flat_inputs, checks)
-        graph_module, values = _export(traced_module, flat_inputs, checks, passes)
+        yield _Captured(
+            front=front,
+            settled=settled,
+            module=module,
+            passes=passes,
+            environment=environment,
+            flat_inputs=flat_inputs,
+            input_spec=spec,
+            output=output,
+        )
     finally:
         passes.restore()
-    output = output_structures[0] if output_structures else None
-    names = input_names(spec, by_name=output is not None)
-    arguments = tuple(input_specs(name, graph_module, names))
-    results = output_specs(
-        name,
-        graph_module,
-        arguments,
-        output,
-        has_check=bool(checks.lines),
-        n_stored=len(captured.stored_positions),
-    )
-    joint = Joint(
-        name=name,
-        module=module,
-        graph_module=graph_module,
-        arguments=arguments,
-        results=tuple(results),
-        input_spec=spec,
-        inputs=tuple(flat_inputs),
-        value_guards=ValueGuards(tuple(values.reads.values())),
-        process_state=ProcessState(environment),
-        captures=StepCaptures(
-            front,
-            (captured, *equal_captures),
-            flat_inputs,
-            spec,
-            constant_positions(captured, graph_module, arguments),
-            traced_module.state_positions(),
-            is_settled=is_settled,
-        ),
-        output=output,
-        finite_check_lines=tuple(checks.lines),
-    )
-    refuse(name, _capture_errors(joint))
-    paths = [source.path for source in joint.value_guards.sources]
-    _warn_of_unstable_reads(joint, [*paths, *traced_module.read_paths()])
-    return joint
 
 
 def _export(
@@ -236,91 +305,6 @@ def _backward_hook_errors(model: torch.nn.Module) -> Iterator[str]:
                 f"{path or type(module).__name__} has a backward hook, which TorchDynamo does not "
                 "capture; register a hook of its output in a forward hook (output.register_hook)"
             )
-
-
-def _capture_or_record(
-    front: StepFront,
-    batch: Sequence[Any],
-    passes: Passes,
-    first_results: Sequence[torch.Tensor],
-) -> Capture:
-    """Return a capture; if Dynamo refuses, one with the values that an eager pass reads."""
-    try:
-        return front.capture(batch)
-    except Unreplayable:
-        raise
-    except CaptureError as error:
-        refusal = error
-    passes.execute(lambda: front.record_readings(copy_inputs(batch)))
-    passes.restore(keeps_new=True)
-    try:
-        return front.capture(batch)
-    except CaptureError as error:
-        last_refusal = error
-        passes.restore(keeps_new=False)  # a flag may say that a hook is there, which is not
-        _refuse_other_results(front.name, first_results, passes.execute())
-        with suppress(CaptureError):
-            front.capture(batch)  # in the state that a pass leaves
-            advice = "only its first pass does this: call the model once, and compile it then"
-            last_refusal = CaptureError(f"{refusal}; {advice}")
-        raise last_refusal from refusal
-
-
-def _refuse_other_results(
-    name: str, first_results: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
-) -> None:
-    """Raise `CaptureError` if two passes from the same state have other results."""
-    if not _are_equal(first_results, results):
-        raise CaptureError(
-            f"{name}: the loss differs when forward runs again from the same parameters, buffers, "
-            "modules and random state: the cause (a clock, random numbers of another library, a "
-            "name or object outside of the model that forward changes) would be frozen: make it "
-            "an input or a buffer; if forward makes modules, call the model once before"
-        )
-
-
-def _settle(
-    front: StepFront,
-    captured: Capture,
-    batch: Sequence[Any],
-    passes: Passes,
-    first_results: Sequence[torch.Tensor],
-    *,
-    follows_state: bool,
-) -> tuple[list[Capture], bool]:
-    """Return (further captures with the graph of `captured`, whether state has settled).
-
-    Refuses state that forward changes in each step; with `follows_state`, only outside of modules.
-    """
-    _refuse_other_results(front.name, first_results, passes.execute())
-    further, reasons, is_settled = settle(front, captured, batch, passes.execute)
-    passes.restore()
-    if not is_settled and not follows_state:
-        raise CaptureError(settling_message(front.name, reasons))
-    try:
-        front.find(batch)
-    except Changed as change:
-        raise CaptureError(settling_message(front.name, change.reasons)) from None
-    return [capture for capture in further if is_same_graph(captured, capture)], is_settled
-
-
-def _are_equal(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Return whether the results of two passes are equal, except for the order of sums."""
-    if len(results) != len(others) or any(
-        a.shape != b.shape for a, b in zip(results, others, strict=True)
-    ):
-        return False
-    if any(a.is_meta for a in results):
-        return True
-    if torch.get_num_threads() == 1:
-        return all(
-            torch.equal(a.nan_to_num(), b.nan_to_num())
-            for a, b in zip(results, others, strict=True)
-        )
-    return all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
-        for a, b in zip(results, others, strict=True)
-    )
 
 
 def _wrap_with_loss(

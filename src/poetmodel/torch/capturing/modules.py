@@ -22,7 +22,7 @@ from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class ModuleSnapshot:
@@ -370,16 +370,12 @@ class GeneratorStates:
                 if _to_comparable(generator.get_state()) != _to_comparable(state):
                     generator.set_state(state)
 
-    def check(self, trail: Sequence[str] = ()) -> None:
-        """Raise `CaptureError` if a generator has drawn; `trail` has the modules being executed."""
+    def drawn(self) -> str:
+        """Return the first generator that has drawn, for messages; "" if none has."""
         for generator, old_state in zip(self._generators, self._old_states, strict=True):
             if _to_comparable(generator.get_state()) != old_state:
-                module_text = f" in {trail[-1]}" if trail else ""
-                raise CaptureError(
-                    f"{self._name}: forward draws from {generator.description}{module_text}, and a "
-                    "compiled step would repeat the numbers of the capture; draw with PyTorch "
-                    "(torch.rand, ...), or outside of the step and pass it as an input"
-                )
+                return generator.description
+        return ""
 
 
 def _is_restorable(generator: _Generator) -> bool:

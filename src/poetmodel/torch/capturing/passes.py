@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.capturing.front import Changed
 from poetmodel.torch.capturing.inputs import copy_inputs
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.capturing.surroundings import refuse_seeding
-from poetmodel.torch.errors import convert_exceptions
+from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from poetmodel.torch.capturing.front import Capture, StepFront
+
+def draw_message(name: str, generator: str, line: str = "") -> str:
+    """Return the message for a draw in a forward pass from a generator that is not PyTorch's."""
+    where = f" at {line}" if line else ""
+    return (
+        f"{name}: forward draws from {generator}{where}, and a compiled step would repeat the "
+        "numbers of the capture; draw with PyTorch (torch.rand, ...), or outside of the step and "
+        "pass it as an input"
+    )
 
 
 class Passes:
@@ -32,6 +38,8 @@ class Passes:
         self.name, self._module, self._flat_inputs = name, module, tuple(flat_inputs)
         self.snapshot = ModuleSnapshot(module)
         self.generator_states = GeneratorStates(name, self.snapshot)
+        self.drawn = ""
+        """The generator from which the last pass has drawn; "" if from none but PyTorch's."""
         self._keeps_new = False
         self._written_tensors = WrittenTensors(module.buffers())
 
@@ -40,8 +48,13 @@ class Passes:
         self._keeps_new = self._keeps_new if keeps_new is None else keeps_new
         self.snapshot.restore(keeps_new=self._keeps_new)
 
-    def execute(self, function: Callable[[], object] | None = None) -> list[torch.Tensor]:
-        """Execute a pass; return copied results. A draw, seeding or failure is a `CaptureError`."""
+    def execute(
+        self, function: Callable[[], object] | None = None, *, may_draw: bool = False
+    ) -> list[torch.Tensor]:
+        """Execute a pass; return copied results. Seeding or a failure is a `CaptureError`.
+
+        So is a number of a generator that is not PyTorch's, unless the pass `may_draw`.
+        """
         results: list[torch.Tensor] = []
         try:
             with (
@@ -57,53 +70,12 @@ class Passes:
                     results += [tensor.detach().clone() for tensor in tensors_in(outputs)]
                 else:
                     function()
-                self.generator_states.check()
+                self.drawn = self.generator_states.drawn()
+                if self.drawn and not may_draw:
+                    raise CaptureError(draw_message(self.name, self.drawn))
         finally:
             self._written_tensors.restore()
         return results
-
-
-_MAX_PASSES: Final = 2
-"""Number of further passes in which what forward reads must be as the pass before left it."""
-
-
-def settle(
-    front: StepFront,
-    captured: Capture,
-    batch: Sequence[Any],
-    execute_pass: Callable[[], object],
-) -> tuple[list[Capture], tuple[str, ...], bool]:
-    """Return (captures that passes need, reasons for the first, whether a pass needs none).
-
-    One pass has been executed since `captured`, the capture for a batch.
-    """
-    further: list[Capture] = []
-    reasons: tuple[str, ...] = ()
-    last = captured
-    for index in range(_MAX_PASSES):
-        if index:
-            execute_pass()
-        try:
-            current = front.find(batch)[0]
-        except Changed as change:
-            reasons = reasons or change.reasons
-            last = front.capture(batch)
-            further.append(last)
-        else:
-            if current is last:
-                return further, reasons, True
-            last = current
-    return further, reasons, False
-
-
-def settling_message(name: str, reasons: Sequence[str]) -> str:
-    """Return the message for state that each forward pass changes."""
-    pattern = r" was (.*?) and is (.*?)(?:, read( at .*))?$"
-    text = re.sub(pattern, lambda m: f" from {m[1]} to {m[2]}{m[3] or ''}", "".join(reasons[:1]))
-    return (
-        f"{name}: forward changes {text or 'what it reads'}, and one graph cannot follow; make it "
-        "a buffer or an input, or leave the change out"
-    )
 
 
 class WrittenTensors(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]

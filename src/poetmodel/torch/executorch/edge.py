@@ -48,9 +48,8 @@ from poetmodel.torch.capturing.inputs import (
     takes_keywords,
     unflatten,
 )
-from poetmodel.torch.capturing.joint import LOSS
+from poetmodel.torch.capturing.joint import LOSS, check_snapshot
 from poetmodel.torch.capturing.process_state import temporary_setting
-from poetmodel.torch.capturing.snapshots import check_snapshot
 from poetmodel.torch.errors import CaptureError, convert_exceptions, suppress_warnings
 from poetmodel.torch.graph.tensors import fake_value
 

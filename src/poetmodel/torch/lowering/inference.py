@@ -151,7 +151,9 @@ def _capture_forward(
         for module in (model, sum_function):
             if isinstance(module, torch.nn.Module):
                 stack.enter_context(_evaluation_mode(module))
-        joint_with_sum = capture(model, sum_function, copy_inputs(inputs), name=step_name)
+        joint_with_sum = capture(
+            model, sum_function, copy_inputs(inputs), name=step_name, is_snapshot=True
+        )
     joint = replace_byte_conversions(
         _cut_to_output(joint_with_sum, loss_is_sum=sum_function is not None)
     )

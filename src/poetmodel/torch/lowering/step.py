@@ -91,7 +91,7 @@ def lower(
         refuse(name or type(model).__name__, empty_input_errors(inputs))
     check_optimizer(model, loss_fn, optimizer, name=name, clip_grad_norm=clip_grad_norm)
     with sdpa_kernel(SDPBackend.MATH):
-        joint = capture(model, loss_fn, copy_inputs(inputs), name=name)
+        joint = capture(model, loss_fn, copy_inputs(inputs), name=name, is_snapshot=True)
     refuse(joint.name, guard_messages(joint))
     joint = replace_byte_conversions(joint)
     _split_convolutions(joint)

@@ -128,7 +128,13 @@ def trace(
     if isinstance(inputs, tuple | list | Mapping):
         refuse(name or type(model).__name__, empty_input_errors(inputs))
     joint = capture_step(
-        model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
+        model,
+        loss_fn,
+        inputs,
+        name=name,
+        optimizer=optimizer,
+        clip_grad_norm=clip_grad_norm,
+        is_snapshot=True,
     )
     return build_trace(joint, profile_step(joint, measure_workspaces=measure_workspace))
 
@@ -142,10 +148,13 @@ def capture_step(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     clip_grad_norm: float | None = None,
     follows_state: bool = False,
+    is_snapshot: bool = False,
 ) -> Joint:
     """Return a captured step, extended by the updates of `optimizer`; log its warnings."""
     check_optimizer(model, loss_fn, optimizer, name=name, clip_grad_norm=clip_grad_norm)
-    joint = capture(model, loss_fn, inputs, name=name, follows_state=follows_state)
+    joint = capture(
+        model, loss_fn, inputs, name=name, follows_state=follows_state, is_snapshot=is_snapshot
+    )
     if optimizer is not None:
         joint = extend_with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
     return joint
