@@ -54,7 +54,9 @@ class Profiles:
 
         Operations with effects, collectives and generated kernels retain predicted profiles.
         """
-        predicted_profiles = {operation.node: operation.profile for operation in joint.operations}
+        predicted_profiles = {
+            operation.node: operation.profile for operation in joint.step_graph.operations
+        }
         profiles = load_or_measure(
             self._cache,
             find_graph_key(joint.graph, lambda: self._describe(joint)),

@@ -199,7 +199,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
                 joint, call, reserved_bytes=self._reserved_bytes, plan_index=self._replaced_index
             )
         self.graph_plan = planned.graph_plan
-        sizes = [storage.bytes for storage in joint.storages]
+        sizes = [storage.bytes for storage in joint.step_graph.storages]
         results = joint.find_storages(joint.results[:num_fwd_outputs])
         self.forward_results_bytes = sum(sizes[number] for number in results)
         final_results = (sizes[number] for number in joint.final_results)

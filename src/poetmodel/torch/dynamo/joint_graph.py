@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Node
     from poetmodel.torch.graph.profiles import OpProfile
-    from poetmodel.torch.graph.step_graph import Operation, StepGraph, TensorStorage
+    from poetmodel.torch.graph.step_graph import Operation, StepGraph
 
 ARGUMENT_NAME: Final = "poetmodel.source"
 """Key under a placeholder's ``meta``: its name in the compiled function."""
@@ -105,16 +105,6 @@ class JointGraph:
         )
         """Indices of the storages of results of both passes, without additions to ``.grad``."""
 
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        """The scheduled operations, in execution order."""
-        return self.step_graph.operations
-
-    @property
-    def storages(self) -> tuple[TensorStorage, ...]:
-        """The storages, in the order of the operations that allocate them."""
-        return self.step_graph.storages
-
     def _phase_of(self, node: fx.Node) -> Phase:
         return Phase.FORWARD if node in self.forward_nodes else Phase.BACKWARD
 
@@ -129,8 +119,8 @@ class JointGraph:
 
         An output that a profile lacks has 0 bytes: kernels may omit unused gradients.
         """
-        operations, storages = [], list(self.storages)
-        for operation, profile in zip(self.operations, profiles, strict=True):
+        operations, storages = [], list(self.step_graph.storages)
+        for operation, profile in zip(self.step_graph.operations, profiles, strict=True):
             sizes = {
                 layout.position: profile.sizes_bytes[storage_index]
                 for storage_index, layout in profile.outputs
@@ -168,13 +158,13 @@ class JointGraph:
         """
         checkpoint_of = {
             operation.index: operation.node.meta.get("ac_graph_id")
-            for operation in self.operations
+            for operation in self.step_graph.operations
             if operation.phase is Phase.FORWARD
             and operation.node.meta.get("recompute") in _RECOMPUTE_POLICIES
         }
         if not checkpoint_of:
             return None
-        begin = sum(operation.phase is Phase.FORWARD for operation in self.operations)
+        begin = sum(operation.phase is Phase.FORWARD for operation in self.step_graph.operations)
         backward = range(begin, len(graph.nodes))
         kept_tensors = {
             i
@@ -244,7 +234,7 @@ class JointGraph:
         """Indices of the recomputable storages with policy ``MUST_RECOMPUTE``, without results."""
         forbidden_storages = (
             number
-            for operation in self.operations
+            for operation in self.step_graph.operations
             if self.policy_of(operation) is CheckpointPolicy.MUST_RECOMPUTE
             and self.is_repeatable(operation)
             for number in operation.storages
@@ -260,9 +250,13 @@ class JointGraph:
         results_node = self.step_graph.results_node(
             self.final_results, workspace_bytes=self.copied_bytes
         )
-        nodes = [self._make_node(operation, outside_bytes) for operation in self.operations]
+        nodes = [
+            self._make_node(operation, outside_bytes) for operation in self.step_graph.operations
+        ]
         if middle_bytes is not None:
-            count = sum(operation.phase is Phase.FORWARD for operation in self.operations)
+            count = sum(
+                operation.phase is Phase.FORWARD for operation in self.step_graph.operations
+            )
             inserted_node = replace(
                 self.step_graph.results_node((), workspace_bytes=middle_bytes),
                 name=MIDDLE,
@@ -280,10 +274,14 @@ class JointGraph:
         caller_storages = self.forward_results.intersection(operation.storages)
         workspace_bytes = operation.profile.workspace_bytes
         if len(operation.storages) > 1:  # recomputing makes a second copy
-            workspace_bytes += sum(self.storages[number].bytes for number in caller_storages)
+            workspace_bytes += sum(
+                self.step_graph.storages[number].bytes for number in caller_storages
+            )
         # The memory that other code uses between the passes is freed by the first backward node.
         if operation.node is self._first_backward_node:
-            output_bytes = sum(self.storages[number].bytes for number in operation.storages)
+            output_bytes = sum(
+                self.step_graph.storages[number].bytes for number in operation.storages
+            )
             workspace_bytes = max(
                 workspace_bytes, outside_bytes - self.tangents_bytes - output_bytes
             )
@@ -291,7 +289,7 @@ class JointGraph:
         graph_node = self.step_graph.training_node(
             operation,
             workspace_bytes=workspace_bytes,
-            bytes_moved=sum(self.storages[number].bytes for number in accessed_storages),
+            bytes_moved=sum(self.step_graph.storages[number].bytes for number in accessed_storages),
             recomputable=self.is_repeatable(operation),
         )
         outputs = zip(operation.storages, graph_node.outputs, strict=True)
@@ -306,7 +304,7 @@ class JointGraph:
     @cached_property
     def _first_backward_node(self) -> fx.Node | None:
         """Node of the first operation of the backward pass; None without one."""
-        phases = ((operation.phase, operation.node) for operation in self.operations)
+        phases = ((operation.phase, operation.node) for operation in self.step_graph.operations)
         return next((node for phase, node in phases if phase is Phase.BACKWARD), None)
 
     @cached_property

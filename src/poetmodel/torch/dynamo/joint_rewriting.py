@@ -77,9 +77,9 @@ class JointRewriter(Rewriter):
 
     def _compute(self, index: int) -> None:
         """Write operation `index`; the first backward one begins the backward pass."""
-        if index == len(self._joint.operations):  # the node for the results
+        if index == len(self._joint.step_graph.operations):  # the node for the results
             return
-        operation = self._joint.operations[index]
+        operation = self._joint.step_graph.operations[index]
         if operation.phase is Phase.BACKWARD and not self._is_backward:
             self._begin_backward()
         new_node = self.write_node(operation.node, operation.storages)

@@ -288,7 +288,7 @@ def plan(
     )
     reserves = graph_problem.reserves.with_item("memory of DDP and FSDP2", call.wrapped_bytes)
     backward_results = set(joint.final_results) - joint.forward_results
-    gradients_bytes = sum(joint.storages[number].bytes for number in backward_results)
+    gradients_bytes = sum(joint.step_graph.storages[number].bytes for number in backward_results)
     notes = [f"returned gradients take {gradients_bytes:,} B"] if gradients_bytes else []
     if call.outside.peak_bytes:
         notes.append(
@@ -364,7 +364,9 @@ class GraphProblem:
         zeros_hint = _ZEROS_HINT if joint.has_zero_tangents else ""
         # In the backward pass autograd holds the gradients of results, and the caller the results.
         overwritten_bytes = _copies_bytes(joint)
-        results_bytes = sum(joint.storages[number].bytes for number in joint.forward_results)
+        results_bytes = sum(
+            joint.step_graph.storages[number].bytes for number in joint.forward_results
+        )
         tokens_bytes = 0 if settings.paging is None else TOKEN_BYTES * len(graph.tensors)
         rest_bytes = call.outside.rest_bytes
         reserves = Reserves(
@@ -402,7 +404,9 @@ class GraphProblem:
     @property
     def n_forward_operations(self) -> int:
         """Number of forward operations, and the index of a node inserted between both passes."""
-        return sum(operation.phase is Phase.FORWARD for operation in self.joint.operations)
+        return sum(
+            operation.phase is Phase.FORWARD for operation in self.joint.step_graph.operations
+        )
 
     def make_problem(self, usable_bytes: int, *, saved_bytes: int | None = None) -> Problem:
         """Return the minimum-time problem in `usable_bytes`, `saved_bytes` between both passes."""
@@ -700,7 +704,7 @@ def _copies_bytes(joint: JointGraph) -> int:
     """Return the size of overwritten arguments that operations read [B]: one copy each."""
     overwritten_arguments = {
         source
-        for operation in joint.operations
+        for operation in joint.step_graph.operations
         for source in operation.node.all_input_nodes
         if source in joint.overwritten_arguments
     }

@@ -159,7 +159,7 @@ def find_regions(
     those of `region`, and of PyTorch's memory budgets, of which equal ones are one region.
     `_POLICY` allows 0 B of the tensors that must be recomputed. Only forward operations count.
     """
-    phases = [operation.phase for operation in joint.operations]
+    phases = [operation.phase for operation in joint.step_graph.operations]
     if joint.is_inference or Phase.BACKWARD not in phases:
         return ()
     stage = phases.index(Phase.BACKWARD)
@@ -167,7 +167,7 @@ def find_regions(
         (name, ram): set() for name, ram in (module_budgets or {}).items()
     }
     module_paths = set()
-    for operation in joint.operations[:stage]:
+    for operation in joint.step_graph.operations[:stage]:
         meta = operation.node.meta
         module_stack = (meta.get("nn_module_stack") or {}).values()
         paths = [_ROOT_EXPRESSION.sub("", str(path)) for path, _ in module_stack]

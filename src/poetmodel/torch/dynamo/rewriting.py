@@ -352,7 +352,7 @@ class GraphPlanner:
         that all have one plan, valid in each. Predicted profiles are equal: `call` is unchanged.
         """
         if self.is_predicted:
-            return [operation.profile for operation in joint.operations], call
+            return [operation.profile for operation in joint.step_graph.operations], call
         call.show_phase("measuring operations")
         key = joint.training_graph().sha256  # by predicted sizes, which are equal in all processes
         profiles = self._profiles.find(joint)
