@@ -165,6 +165,20 @@ def test_damaged_files_are_found_anew(known, folder):
     assert compiled(own(), folder).verify().equal
 
 
+def test_a_profile_with_an_unknown_type_is_found_anew(known, folder):
+    """PyTorch has the name, but it is no type of tensors."""
+    first, _ = known
+    cache = preparation.Cache(folder)
+    (path,) = folder.glob("profiles-*")
+    key = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["key"]
+    content = json.dumps(cache.read("profiles", key))
+    changed = content.replace('"float32"', '"nn"')
+    assert changed != content
+    cache.write("profiles", key, json.loads(changed))
+    assert compiled(own(), folder).compiled.trace.graph == first.compiled.trace.graph
+    assert '"nn"' not in json.dumps(cache.read("profiles", key))
+
+
 @pytest.mark.parametrize("name", ["build_trace", "build_profile"])
 def test_faults_of_ours_are_no_damage(name, folder, monkeypatch):
     """Faults of a plan or its costs are reported, not computed again silently."""

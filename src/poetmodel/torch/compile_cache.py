@@ -7,11 +7,12 @@ schedules (`poetmodel.torch.planning.cache`).
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from poetmodel.torch.cache import Cache, digest, plain_layout, plain_value
 from poetmodel.torch.graph.tensors import storage_key
@@ -23,7 +24,7 @@ from poetmodel.torch.runtime.profiling import (
     Profile,
     build_profile,
 )
-from poetmodel.torch.state.paging import Paging, TransferTime
+from poetmodel.torch.state.paging import Paging  # noqa: TC001 - pydantic reads it
 from poetmodel.torch.step.trace import Trace, build_trace, profile_step
 
 if TYPE_CHECKING:
@@ -64,39 +65,43 @@ class CachedStep(CachedSchedules):
         """Return the costs of `trace` with pages in `folder`: cached, or else from `measure`."""
         path = None if folder is None else str(Path(folder).resolve())
         key = digest(self._key, path, describe_divided_kernels(trace))
-        measured = _parse_times(self._cache.read("costs", key), count=len(trace.graph.nodes))
-        if measured is not None:
-            return build_profile(trace, **measured, origin=CACHED_NOTE)
+        cached_times = _parse_times(self._cache.read("costs", key), count=len(trace.graph.nodes))
+        if cached_times is not None:
+            return build_profile(trace, **vars(cached_times), origin=CACHED_NOTE)
         profile = measure()
         compute = profile.costs.compute
-        times_s = [
-            compute[node.name].time_s if node.name in compute else 0.0 for node in trace.graph.nodes
-        ]
-        content = {
-            "times_s": times_s,
-            "paging": None if profile.paging is None else asdict(profile.paging),
-            "steps_s": profile.steps_s,
-            "threads": profile.threads,
-        }
-        self._cache.write("costs", key, content)
+        times = _Times(
+            times_s=[
+                compute[node.name].time_s if node.name in compute else 0.0
+                for node in trace.graph.nodes
+            ],
+            paging=profile.paging,
+            steps_s=list(profile.steps_s),
+            threads=profile.threads,
+        )
+        self._cache.write("costs", key, _TIMES.dump_python(times, mode="json"))
         return profile
 
 
-def _parse_times(content: Any, *, count: int) -> dict[str, Any] | None:
-    """Return the cached arguments of `build_profile`; None unless valid for `count` nodes."""
-    with suppress(TypeError, ValueError, KeyError):
-        times_s = list(map(float, content["times_s"]))
-        paging = content["paging"]
-        if paging is not None:
-            transfers = {name: TransferTime(**paging[name]) for name in ("page_in", "page_out")}
-            paging = Paging(**(paging | transfers))
-        if len(times_s) == count:
-            return {
-                "times_s": times_s,
-                "paging": paging,
-                "steps_s": list(map(float, content["steps_s"])),
-                "threads": int(content["threads"]),
-            }
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """The arguments of `build_profile` that a measurement found."""
+
+    times_s: list[float]
+    paging: Paging | None
+    steps_s: list[float]
+    threads: int
+
+
+_TIMES: Final = TypeAdapter(_Times)
+
+
+def _parse_times(content: Any, *, count: int) -> _Times | None:
+    """Return cached times; None unless valid for `count` nodes."""
+    with suppress(ValidationError):
+        times = _TIMES.validate_python(content)
+        if len(times.times_s) == count:
+            return times
     return None
 
 

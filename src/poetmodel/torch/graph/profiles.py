@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from operator import getitem
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import torch
+from pydantic import PlainSerializer, PlainValidator
 from torch import fx
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree
@@ -32,7 +33,7 @@ from poetmodel.torch.graph.tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from poetmodel.torch.graph.operators import Kernel
 
@@ -42,13 +43,28 @@ _TRANSPORT_BYTES: Final = 2**15
 """Buffers of gloo for one collective without copies, measured with two processes [B]."""
 
 
+def _parse_type(value: object) -> torch.dtype:
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"expected a type of tensors, got {value!r}")  # noqa: TRY004 - pydantic's
+    return found
+
+
+_DType = Annotated[
+    torch.dtype,
+    PlainValidator(_parse_type),
+    PlainSerializer(lambda dtype: str(dtype).removeprefix("torch.")),
+]
+"""A type of tensors; in JSON its name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
     """Type, shape, strides and offset of one output of an operation in its storage."""
 
     position: int | None
     """Index of the output; None if the operation returns one tensor and no tuple."""
-    dtype: torch.dtype
+    dtype: _DType
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     """Strides of the dimensions [elements]."""
@@ -143,52 +159,6 @@ class OpProfile:
             self,
             workspace_bytes=max(profile.workspace_bytes for profile in profiles),
             time_s=max(profile.time_s for profile in profiles),
-        )
-
-    def to_list(self) -> list[Any]:
-        """Return the fields in their order, as values for JSON; see `from_list`."""
-        outputs = [
-            [
-                storage_index,
-                layout.position,
-                str(layout.dtype).removeprefix("torch."),
-                layout.shape,
-                layout.stride,
-                layout.offset,
-            ]
-            for storage_index, layout in self.outputs
-        ]
-        quantities = [self.flops, self.moved_bytes, self.workspace_bytes, self.time_s]
-        return [self.sizes_bytes, outputs, *quantities, self.gradient_fits]
-
-    @classmethod
-    def from_list(cls, values: Sequence[Any]) -> OpProfile:
-        """Return the profile of a list that `to_list` returned, also after storage as JSON.
-
-        Raises `TypeError`, `ValueError`, `LookupError` or `AttributeError` for another structure.
-        """
-        sizes, outputs, flops, moved_bytes, workspace_bytes, time_s, gradient_fits = values
-        layouts = (
-            (
-                storage_index,
-                TensorLayout(
-                    position=position,
-                    dtype=getattr(torch, dtype),
-                    shape=tuple(shape),
-                    stride=tuple(stride),
-                    offset=offset,
-                ),
-            )
-            for storage_index, position, dtype, shape, stride, offset in outputs
-        )
-        return cls(
-            sizes_bytes=tuple(sizes),
-            outputs=tuple(layouts),
-            flops=flops,
-            moved_bytes=moved_bytes,
-            workspace_bytes=workspace_bytes,
-            time_s=time_s,
-            gradient_fits=None if gradient_fits is None else (gradient_fits[0], gradient_fits[1]),
         )
 
 

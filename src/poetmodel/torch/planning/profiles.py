@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from poetmodel.torch.cache import NoKeyError, digest, host_key, plain_operations, plain_value
 from poetmodel.torch.graph.profiles import OpProfile
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.torch.cache import Cache
+
+_ENTRIES: Final = TypeAdapter(list[tuple[int, OpProfile]])
+"""Position of each node, and its profile."""
 
 
 def find_graph_key(graph: fx.Graph, describe: Callable[[], list[Any]]) -> str | None:
@@ -42,12 +47,13 @@ def load_or_measure(
     The cache has those of nodes by their positions. Without a key, nothing is cached.
     """
     nodes = list(graph.nodes)
-    content: Any = None if key is None else cache.read("profiles", key)
-    with suppress(TypeError, ValueError, LookupError, AttributeError):  # absent or damaged
-        return {nodes[position]: OpProfile.from_list(fields) for position, fields in content}
+    content = None if key is None else cache.read("profiles", key)
+    with suppress(ValidationError):  # absent or damaged
+        entries = _ENTRIES.validate_python(content)
+        return {nodes[position]: profile for position, profile in entries}
     profiles = measure()
     if key is not None:
         positions = {node: position for position, node in enumerate(nodes)}
-        entries = [[positions[node], profile.to_list()] for node, profile in profiles.items()]
-        cache.write("profiles", key, entries)
+        entries = [(positions[node], profile) for node, profile in profiles.items()]
+        cache.write("profiles", key, _ENTRIES.dump_python(entries, mode="json"))
     return profiles

@@ -15,8 +15,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import torch
+from pydantic import TypeAdapter
 
-from poetmodel.torch.graph.profiles import TensorLayout
+from poetmodel.torch.graph.profiles import TensorLayout  # noqa: TC001 - pydantic reads it
 from poetmodel.torch.state.memory import PAGE_BYTES
 from poetmodel.torch.state.pages import ALIGNMENT_BYTES
 from poetmodel.torch.step.state_keys import StateKey
@@ -48,6 +49,9 @@ class StateTensor:
         return self.layout.tensor_in(torch.UntypedStorage(self.bytes))
 
 
+_TENSORS: Final = TypeAdapter(list[tuple[StateKey, StateTensor]])
+
+
 def align_to_block(size_bytes: int) -> int:
     """Round a size up to a multiple of a block [B]."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
@@ -75,7 +79,7 @@ class Format:
             "name": name,
             "generations": generations,
             "block_bytes": BLOCK_BYTES,
-            "tensors": [_to_json(*item) for item in tensors.items()],
+            "tensors": _TENSORS.dump_python(list(tensors.items()), mode="json"),
         }
         return cls(name=name, generations=generations, tensors=tensors, header=encode(fields))
 
@@ -98,7 +102,7 @@ class Format:
         return cls(
             name=fields["name"],
             generations=fields["generations"],
-            tensors=dict(map(_from_json, fields["tensors"])),
+            tensors=dict(_TENSORS.validate_python(fields["tensors"])),
             header=first_bytes[: encoded_bytes(first_bytes)],
         )
 
@@ -225,27 +229,3 @@ def encoded_bytes(first_bytes: bytes) -> int | None:
 
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=_DIGEST_BYTES).digest()
-
-
-def _to_json(key: StateKey, tensor: StateTensor) -> dict[str, Any]:
-    layout = tensor.layout
-    return {
-        **key._asdict(),
-        "bytes": tensor.bytes,
-        "dtype": str(layout.dtype).removeprefix("torch."),
-        "shape": layout.shape,
-        "stride": layout.stride,
-        "offset": layout.offset,
-    }
-
-
-def _from_json(item: dict[str, Any]) -> tuple[StateKey, StateTensor]:
-    layout = TensorLayout(
-        position=None,
-        dtype=getattr(torch, item["dtype"]),
-        shape=tuple(item["shape"]),
-        stride=tuple(item["stride"]),
-        offset=item["offset"],
-    )
-    key = StateKey(item["kind"], item["owner"], item["moment"])
-    return key, StateTensor(bytes=item["bytes"], layout=layout)
