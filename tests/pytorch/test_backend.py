@@ -942,7 +942,7 @@ def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypat
     finally:
         may_end.set()
         thread.join()
-    assert torch.equal(pages.page_in(tokens[0], tensor.dtype, file.number), tensor)
+    assert torch.equal(pages.page_in(tokens[0], file.number), tensor)
 
 
 @pytest.mark.parametrize("door", ["backend", pytest.param("compile", marks=pytest.mark.slow)])
