@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import random
 import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -47,11 +49,33 @@ class Function:
     """Decorators, signature, docstring and body."""
 
 
-def parse_modules() -> Iterator[tuple[Path, str, ast.Module]]:
-    """Yield path, source text and syntax tree of each module of ``src/``, sorted by path."""
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        text = path.read_text("utf-8")
-        yield path, text, ast.parse(text)
+@cache
+def parse_modules() -> list[tuple[Path, str, ast.Module]]:
+    """Return path, source text and syntax tree of each module of ``src/``, sorted by path."""
+    paths = sorted((ROOT / "src").rglob("*.py"))
+    collecting = gc.isenabled()
+    gc.disable()  # it would look at all trees again and again, now and later
+    try:
+        texts = [(path, path.read_text("utf-8")) for path in paths]
+        return [(path, text, ast.parse(text)) for path, text in texts]
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
+
+
+def substatements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what holds statements directly inside a node: statements, handlers and cases."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+
+
+def find_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node, and all statements inside of it, without expressions."""
+    yield node
+    for child in substatements(node):
+        yield from find_statements(child)
 
 
 def find_functions() -> Iterator[Function]:
@@ -86,7 +110,7 @@ def count_vague_words() -> Counter[str]:
     """Return the number of uses of each vague word in the docstrings of ``src/``."""
     counts: Counter[str] = Counter()
     for _, _, tree in parse_modules():
-        for node in ast.walk(tree):
+        for node in find_statements(tree):
             if isinstance(node, DocumentedNode):
                 docstring = ast.get_docstring(node) or ""
                 counts.update(word.lower() for word in VAGUE_WORD.findall(docstring))

@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from kit.rotation import mark_seeds_except
+from sample_functions import find_statements, parse_modules, substatements
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {
@@ -192,13 +192,13 @@ def test_an_import_from_elsewhere_is_noticed(file, text, wrong):
 
 
 # -- one meaning of a text -------------------------------------------------------------------------
-@cache
 def trees():
     """Return the parsed modules of the package, by path below it."""
     package = ROOT / "src" / "poetmodel"
     return {
-        path.relative_to(package): ast.parse(path.read_text(encoding="utf-8"))
-        for path in package.rglob("*.py")
+        path.relative_to(package): tree
+        for path, _, tree in parse_modules()
+        if path.is_relative_to(package)
     }
 
 
@@ -217,8 +217,12 @@ def sizes_parsed(tree):
 
 def test_one_module_says_what_budgets_and_tiles_mean():
     """Only `poetmodel.budgets` interprets budgets and sizes of tiles."""
-    parsing = [path.as_posix() for path, tree in trees().items() if sizes_parsed(tree)]
-    assert parsing == ["budgets.py"]
+    parsing = [
+        path.relative_to(ROOT).as_posix()
+        for path, text, tree in parse_modules()
+        if "parse_size" in text and sizes_parsed(tree)
+    ]
+    assert parsing == ["src/poetmodel/budgets.py"]
     assert sizes_parsed(ast.parse('parse_size(given, field="ram", base_bytes=8)')) == {"ram"}
 
 
@@ -227,7 +231,7 @@ def test_one_module_says_what_budgets_and_tiles_mean():
 
 def imports_in(tree, *, types):
     """Yield the imports of a module and of its functions; for types alone too with `types`."""
-    for node in ast.iter_child_nodes(tree):
+    for node in substatements(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -330,7 +334,7 @@ def test_no_class_name_is_given_twice():
     """The name of a class identifies it."""
     files = {}
     for path, tree in trees().items():
-        for node in ast.walk(tree):
+        for node in find_statements(tree):
             if isinstance(node, ast.ClassDef):
                 files.setdefault(node.name, []).append(path.name)
     assert len(files) > 300

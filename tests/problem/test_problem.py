@@ -1,16 +1,12 @@
 """The stated problem: all forms of limits, defaults from the device, and refusals."""
 
-import ast
 import pickle
 from dataclasses import replace
-from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import poetmodel.problem
 from kit.instances import make_rng, random_instance
 from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.device import Costs
@@ -378,15 +374,3 @@ def test_limits_may_be_stated_by_position():
     problem = Problem(graph, costs, "50%", "150%")
     assert (problem.ram, problem.deadline) == ("50%", "150%")
     assert problem != replace(problem)
-
-
-def test_modules_of_problems_import_each_other_in_no_circle():
-    """Nor for types: a reader can begin with a module that imports no other one."""
-    prefix = "poetmodel.problem."
-    imported = {}
-    for path in Path(poetmodel.problem.__file__).parent.glob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-        imported[path.stem] = [name.removeprefix(prefix) for name in modules if prefix in name]
-    del imported["__init__"]
-    assert {*TopologicalSorter(imported).static_order()} == imported.keys()
