@@ -1,14 +1,17 @@
 """State of the process that a step reads: it is guarded, and restored to the user."""
 
 import os
+import re
 from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.eager_steps import compile_keep_all, find_differences
 from kit.traced_models import row_step
+from poetmodel.torch.capturing.guards import Guards
 
 nn = torch.nn
 
@@ -70,3 +73,90 @@ def test_changed_state_of_the_process_is_refused_or_compiled_for(change, words):
             step(*own[2])
         assert find_differences(again, *own) == []
     assert find_differences(step, *own) == []
+
+
+def make_classes():
+    """Return a base class of a model, another one, a class of objects, and the model's class."""
+
+    class Doubling:
+        def scale(self, y):
+            """Return a result of the model."""
+            return y * 2
+
+    class Tripling:
+        def scale(self, y):
+            """Return a result of the model."""
+            return y * 3
+
+    class Value:
+        def __len__(self):
+            return 1
+
+        @property
+        def number(self):
+            """A factor."""
+            return 2.0
+
+        def added(self, y):
+            """Return a sum."""
+            return y + len(self)
+
+    class Kept(Value):
+        pass
+
+    class Scaled(Doubling, nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.value = nn.Linear(4, 4), Kept()
+
+        def forward(self, x):
+            """Use methods of two classes, of their bases, and what is an instance of which."""
+            y = self.scale(self.value.added(self.layer(x))) * self.value.number
+            return y * 5 if isinstance(self.value, Tripling) else y
+
+    return Doubling, Tripling, Value, Kept, Scaled
+
+
+CLASS_CHANGES = {
+    "forward": lambda *k: setattr(k[4], "forward", lambda m, x: m.layer(x)),
+    "method": lambda *k: setattr(k[4], "scale", lambda _, y: y * 7),
+    "method of a base": lambda *k: setattr(k[0], "scale", lambda _, y: y * 7),
+    "deleted method": lambda *k: (setattr(k[3], "added", k[2].added), delattr(k[2], "added")),
+    "bases": lambda *k: setattr(k[4], "__bases__", (k[1], nn.Module)),
+    "method of an object": lambda *k: setattr(k[2], "added", lambda _, y: y * 7),
+    "method before another": lambda *k: setattr(k[3], "added", lambda _, y: y * 7),
+    "length": lambda *k: setattr(k[2], "__len__", lambda _: 7),
+    "property": lambda *k: setattr(k[2], "number", property(lambda _: 7.0)),
+    "bases of an object": lambda *k: setattr(k[3], "__bases__", (k[1], k[2])),
+}
+
+
+@pytest.mark.parametrize("name", CLASS_CHANGES)
+def test_changed_classes_whose_code_is_in_the_graph_are_noticed(name):
+    """The class is named; a class that finds the same method elsewhere is as before."""
+    classes = make_classes()
+    own = classes[4](), functional.mse_loss, (torch.randn(3, 4), torch.randn(3, 4))
+    joint = pmt.capture(*own)
+    guards, flat = Guards(joint), joint.flat_inputs(own[2])
+    classes[2].unread = lambda _: 3
+    assert guards.hold(flat)
+    CLASS_CHANGES[name](*classes)
+    if name == "deleted method":
+        assert guards.hold(flat)
+    else:
+        assert not guards.hold(flat)
+        assert re.search(
+            r"of the class (Scaled|Kept) was replaced", str([*guards.differences(flat)])
+        )
+
+
+def test_a_changed_class_is_refused_or_compiled_for():
+    """After retracing, a step has eager's results."""
+    classes = make_classes()
+    own = classes[4](), functional.mse_loss, (torch.randn(3, 4), torch.randn(3, 4))
+    step = compile_keep_all(*own)
+    again = compile_keep_all(*own, dynamic="retrace")
+    CLASS_CHANGES["bases"](*classes)
+    with pytest.raises(pmt.CaptureError, match="__bases__ of the class Scaled was replaced"):
+        step(*own[2])
+    assert find_differences(again, *own) == []

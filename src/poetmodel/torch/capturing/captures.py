@@ -8,7 +8,7 @@ import torch
 
 from poetmodel.torch.capturing.front import Changed
 from poetmodel.torch.capturing.inputs import Nesting
-from poetmodel.torch.capturing.process_state import HeldContainers
+from poetmodel.torch.capturing.process_state import ClassState, HeldContainers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +45,12 @@ class StepCaptures:
         self._value_indices = {id(capture): _value_indices(capture) for capture in captures}
         parts = [m for m in (front.model, front.loss_fn) if isinstance(m, torch.nn.Module)]
         self._held = HeldContainers(module for part in parts for module in part.modules())
+        modules = (module for part in parts for module in part.modules())
+        self.class_state = ClassState(
+            set(map(type, modules)).union(*(capture.classes for capture in captures)),
+            frozenset().union(*(capture.code for capture in captures)),
+        )
+        """Methods whose code is in the graph."""
         self._known_captures = tuple(front.captures)
         readings = [r for r in captures[0].readings if not r.is_late]
         self.readings = tuple({(r.line, r.kind): r for r in reversed(readings)}.values())

@@ -15,7 +15,7 @@ import warnings
 import weakref
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
@@ -36,6 +36,7 @@ from poetmodel.torch.capturing.front_private import (
     known_refusal,
     omit_guards,
     raise_on_recompile,
+    traced_code,
     wants_gradient,
 )
 from poetmodel.torch.capturing.front_readings import (
@@ -120,6 +121,10 @@ class Capture:
     readings: tuple[Reading, ...]
     """Values that Python read of inputs, buffers and, at the end of a step, parameters."""
     check: ReadingCheck
+    code: frozenset[CodeType]
+    """Code of functions that is part of the graph."""
+    classes: frozenset[type]
+    """Classes of the Python objects that this code uses."""
 
     @property
     def n_outputs(self) -> int:
@@ -294,6 +299,7 @@ class StepFront:
                     f"{self.name}: forward stores a tensor, made at {line}, whose requires_grad it "
                     "sets, and a compiled step computes no gradient of it"
                 )
+        code, classes = traced_code()
         capture = Capture(
             graph_module=graph_module,
             tensors=tuple(tensors),
@@ -301,6 +307,8 @@ class StepFront:
             stored_positions=tuple(stored),
             readings=readings,
             check=ReadingCheck(graph_module, readings),
+            code=code,
+            classes=classes,
         )
         self.captures.append(capture)
 

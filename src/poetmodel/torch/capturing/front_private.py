@@ -70,6 +70,7 @@ __all__ = [
     "raise_on_recompile",
     "retain_random_operations",
     "set_grad_enabled",
+    "traced_code",
     "tracing",
     "wants_gradient",
 ]
@@ -283,6 +284,16 @@ def omit_guards() -> None:
     context.dynamo_guards.inner -= {
         guard for guard in context.dynamo_guards.inner if _is_replaced(guard.name, scope)
     }
+
+
+def traced_code() -> tuple[frozenset[CodeType], frozenset[type]]:
+    """Return (code that Dynamo traces, classes of objects that it meets); called as `omit_guards`.
+
+    Of classes, Dynamo guards that objects have them, but not the methods that they find.
+    """
+    output = symbolic_convert.InstructionTranslator.current_tx().output
+    met_objects = output.side_effects.keepalive
+    return frozenset(TracingContext.get_traced_code() or ()), frozenset(map(type, met_objects))
 
 
 def _is_replaced(expression: str, scope: dict[str, Any]) -> bool:

@@ -74,9 +74,6 @@ class Guards:
         # While these references exist, no new module can have the id of one of them.
         self._modules = tuple(module for _, module in named_modules)
         self._module_ids = tuple(map(id, self._modules))
-        kinds: set[Any] = set(map(type, self._modules))
-        self._kinds = list(kinds)
-        self._forwards = [kind.forward for kind in self._kinds]
         result_targets = {result.target for result in joint.results}
         target_inputs = [
             argument
@@ -144,7 +141,7 @@ class Guards:
         """
         joint = self._joint
         return (
-            [kind.forward for kind in self._kinds] == self._forwards
+            joint.captures.class_state.is_unchanged()
             and not any(joint.process_state.differences())
             and not any(joint.python_guards())
             and not any(self._replaced_constant_names())
@@ -222,11 +219,7 @@ class Guards:
         replaced_constants = [*self._replaced_constant_names()]
         yield from (f"{name} is another tensor, or missing" for name in replaced_constants)
         other_differences = [
-            *(
-                f"forward of the class {kind.__name__} was replaced"
-                for kind, forward in zip(self._kinds, self._forwards, strict=True)
-                if kind.forward is not forward
-            ),
+            *self._joint.captures.class_state.differences(),
             *self._joint.process_state.differences(),
             *self._joint.python_guards(),
         ]

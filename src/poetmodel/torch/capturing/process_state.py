@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections import OrderedDict
 from contextlib import contextmanager
+from operator import attrgetter
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -84,6 +87,65 @@ _OWN_ATTRIBUTES: Final = frozenset(vars(torch.nn.Module()))
 _MAX_DEPTH: Final = 4
 _MAX_ITEMS: Final = 100
 """Maximum number of items of a container that are searched for others."""
+
+
+class ClassState:
+    """The methods of classes whose `code` a graph has, as the classes find them, and their bases.
+
+    Dynamo's guards do not notice that another method takes the place of one.
+    """
+
+    def __init__(self, classes: Iterable[type], code: frozenset[CodeType]) -> None:
+        names = [(kind, _guarded_names(kind, code)) for kind in classes if _is_changeable(kind)]
+        self._names = [(kind, kind_names) for kind, kind_names in names if kind_names]
+        self._getters = [(attrgetter(*names), kind) for kind, names in self._names]
+        self._old_values = [get(kind) for get, kind in self._getters]
+        """For each class the value of its only name, or a tuple with that of each name."""
+
+    def is_unchanged(self) -> bool:
+        """Return whether the classes find the same methods in the same bases."""
+        try:
+            return [get(kind) for get, kind in self._getters] == self._old_values
+        except AttributeError:
+            return False
+
+    def differences(self) -> Iterator[str]:
+        """Yield a text for each change of a class since the object was made."""
+        for (kind, names), old_value in zip(self._names, self._old_values, strict=True):
+            old_values = old_value if len(names) > 1 else (old_value,)
+            for name, value in zip(names, old_values, strict=True):
+                if getattr(kind, name, None) != value:
+                    subject = "__bases__" if name == "__mro__" else name
+                    yield f"{subject} of the class {kind.__name__} was replaced"
+
+
+def _is_changeable(kind: type) -> bool:
+    """Return whether a class is no part of Python."""
+    return kind.__module__.partition(".")[0] not in sys.stdlib_module_names
+
+
+def _guarded_names(kind: type, code: frozenset[CodeType]) -> list[str]:
+    """Return the names of a class and its bases but `Module`, whose functions have `code`.
+
+    Bases are guarded, too, except for those of PyTorch's classes.
+    """
+    bases = [base for base in kind.__mro__ if base not in (object, torch.nn.Module)]
+    names = {
+        name
+        for base in bases
+        for name, value in vars(base).items()
+        if not code.isdisjoint(_codes_of(value))
+    }
+    is_foreign = kind.__module__.partition(".")[0] == "torch"
+    return sorted(names if is_foreign else names | {"__mro__"})
+
+
+def _codes_of(value: Any) -> Iterator[CodeType]:
+    """Yield the code of a function, of a method of any kind, or of a property."""
+    for attribute in ("__func__", "fget", "func"):
+        value = getattr(value, attribute, None) or value
+    if isinstance(value, FunctionType):
+        yield value.__code__
 
 
 class ProcessState:
