@@ -7,10 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.traced_models import FunctionModule  # noqa: E402
+from poetmodel.device import Costs, Device  # noqa: E402
+from poetmodel.graph import checkpoint_all_peak_bytes  # noqa: E402
+from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.result import Termination  # noqa: E402
+from poetmodel.torch import trace  # noqa: E402
 from poetmodel.torch.planning.reserves import Reserve, Reserves  # noqa: E402
 from poetmodel.torch.planning.rounds import search_in_rounds  # noqa: E402
-from poetmodel.torch.planning.task import LeastRam, RamTask  # noqa: E402
+from poetmodel.torch.planning.task import LeastRam, RamTask, find_min_ram  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -82,3 +87,23 @@ def test_a_refused_budget_is_told_with_its_share_and_reserves():
     assert "a longer time_limit may find it" in str(
         task.make_error(LeastRam(None), is_proved=False)
     )
+
+
+def test_the_least_ram_of_a_recurrent_step_is_not_nearly_all():
+    """Its many small operations leave a solver no time for a schedule with little RAM."""
+    nn = torch.nn
+    model = FunctionModule(
+        lambda parts, x: parts[2](parts[1](parts[0](x))[0]).flatten(0, 1),
+        nn.Embedding(100, 64),
+        nn.GRU(64, 64, batch_first=True),
+        nn.Linear(64, 100),
+    )
+    inputs = (torch.randint(0, 100, (8, 12)), torch.randint(0, 100, (96,)))
+    loss_fn = nn.functional.cross_entropy
+    graph = trace(model, loss_fn, inputs, measure_workspace=False).graph
+    costs = Costs.estimate(graph, Device.load("rpi4b"))
+    problem = Problem(graph, costs, ram="60%", minimize="time", paging=False)
+    found = find_min_ram(problem, 0.01)
+    keep_all_bytes = checkpoint_all_peak_bytes(graph)
+    assert found.simulation.peak_ram_bytes < 0.85 * keep_all_bytes
+    assert found.bound <= found.simulation.peak_ram_bytes

@@ -7,8 +7,9 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.budgets import Budget
-from poetmodel.clock import processor_clock
+from poetmodel.clock import now_s, processor_clock
 from poetmodel.errors import BudgetError, quote
+from poetmodel.heuristics.greedy import construct
 from poetmodel.problem.infeasibility import missing_unit_hint
 from poetmodel.solver import solve
 from poetmodel.torch.planning.cache import is_final_result
@@ -130,15 +131,15 @@ def find_min_ram(problem: Problem, gap: float) -> SolveResult:
     """Solve for the smallest peak RAM, up to the keep-all peak, instead of a problem's objective.
 
     Limited to `REFUSING_S` plus `REFUSING_NODE_S` per node of CPU time; maybe without a schedule.
+    A greedy schedule, which `solve` gives little time, comes first.
     """
     limit_s = REFUSING_S + REFUSING_NODE_S * len(problem.graph.nodes)
+    least = replace(problem, ram="100%", minimize="ram")
     with processor_clock(REFUSING_WALL_RATIO * limit_s):
-        return solve(
-            replace(problem, ram="100%", minimize="ram"),
-            time_limit=limit_s,
-            gap=gap,
-            threads=1,
-        )
+        end_s = now_s() + limit_s
+        start = construct(least, max_s=limit_s / 2)
+        remaining_s = max(end_s - now_s(), limit_s / 4)  # the first fit in RAM has no limit
+        return solve(least, time_limit=remaining_s, gap=gap, threads=1, start=start)
 
 
 def check_budget(ram: object) -> None:
