@@ -93,7 +93,7 @@ def test_random_networks_train_as_captured(part):
 
 
 STACKED = ({}, {"num_layers": 2}, {"every": True})
-QUICK, SLOW = [(nn.GRU, STACKED[2]), (nn.RNN, STACKED[0])], [(nn.LSTM, STACKED[1])]
+QUICK, SLOW = [(nn.GRU, STACKED[2])], [(nn.RNN, STACKED[0]), (nn.LSTM, STACKED[1])]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_no_stack_is_left(cell, options):
 
     So that keep-all and the least RAM fall.
     """
-    training = recurrent(cell, 7, 4, 3, 4, **options)
+    training = recurrent(cell, 5, 4, 3, 4, **options)
     before, after = steps_of(training)
     largest = max(tensor.bytes for tensor in after.graph.tensors)
     per_step = 4 * 4 * 4  # of a time step: batch times hidden reals
-    assert max(tensor.bytes for tensor in before.graph.tensors) >= 7 * per_step
-    assert largest < 7 * per_step
+    assert max(tensor.bytes for tensor in before.graph.tensors) >= 5 * per_step
+    assert largest < 5 * per_step
     assert "stack" not in {node.op for node in after.graph.nodes}
     assert all(new < old for new, old in zip(peaks(after), peaks(before), strict=True))
 
@@ -146,7 +146,10 @@ def test_other_networks_stay_as_they_are():
     """They have no stacks, or stacks below the gradient of a weight of five columns."""
     layers = (nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
     convolutions = nn.Sequential(*layers), (torch.randn(2, 1, 6, 6), torch.tensor([1, 2]))
-    attention = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    attention = FunctionModule(
+        lambda parts, x: functional.scaled_dot_product_attention(*parts[0](x).chunk(3, -1)),
+        nn.Linear(8, 24),
+    )
     for model, inputs in (convolutions, (attention, (torch.randn(2, 5, 8), torch.ones(2, 5, 8)))):
         loss = functional.cross_entropy if inputs[1].ndim == 1 else functional.mse_loss
         step = lower(model, loss, inputs, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
