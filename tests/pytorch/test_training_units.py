@@ -1,6 +1,6 @@
 """Graphs of whole training steps: state, updates at their places, operators in place."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -22,12 +22,35 @@ from poetmodel.device import Costs, Device
 from poetmodel.graph import Phase
 from poetmodel.torch import CaptureError, measure, trace
 from poetmodel.torch.capturing.replay import execute_kernel
-from poetmodel.torch.graph.tensors import storage_key
+from poetmodel.torch.graph.tensors import heap_peak_bytes, storage_key
 from poetmodel.torch.step.in_place import in_place_kernel
+from poetmodel.torch.step.optimizers import OptimizerMoment, group_rules
 
 nn = torch.nn
 functional = torch.nn.functional
 aten = torch.ops.aten
+
+
+MUONS = {
+    "muon": lambda p: torch.optim.Muon([x for x in p if x.ndim == 2], lr=0.1),
+    "muon, plain": lambda p: torch.optim.Muon([x for x in p if x.ndim == 2], lr=1, nesterov=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *MUONS])
+def test_no_update_takes_more_memory_than_its_rule_states(name, dtype):
+    """In no step, the later ones of RAdam included; numbers of an update add at most 16 B."""
+    model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 40)).to(dtype)
+    optimizer = (OPTIMIZERS | MUONS)[name](list(model.parameters()))
+    for rule, parameters in group_rules(optimizer):
+        for p in parameters:
+            moments = [OptimizerMoment(optimizer, p, key).value() for key in rule.moment_keys]
+            for step in range(8):
+                update = partial(
+                    rule.update, [p.detach(), *moments], torch.randn_like(p), 0.1, is_first=not step
+                )
+                assert heap_peak_bytes(update) <= rule.scratch_bytes(p) + 16, (step, p.shape)
 
 
 def whole(step, name="sgd", *, clip=None):

@@ -459,8 +459,10 @@ class Muon(Rule):
 
     def scratch_bytes(self, parameter: Tensor) -> int:
         """Return the memory that an update needs in addition to the gradient [B]."""
-        min_size: int = min(parameter.shape)
-        return 2 * (2 * int(parameter.numel()) + min_size * min_size)  # elements of 2 bytes
+        half_bytes, min_size = 2 * int(parameter.numel()), int(min(parameter.shape))
+        # The update and a square matrix in half precision; a second update, or one in the
+        # parameter's type.
+        return half_bytes + 2 * min_size**2 + max(half_bytes, int(parameter.nbytes))
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, is_first: bool) -> None:
         """Overwrite parameter and momentum; with `nesterov`, also the gradient."""

@@ -236,12 +236,8 @@ def update_workspace_bytes(step_graph: StepGraph, operation: Operation) -> int:
     writes_gradient = update.writes_gradient(operation.node.args[1:])
     parameter = _meta_parameter(step_graph.storages[operation.storages[0]])
     is_copied = not has_strides or (writes_gradient and not owns_gradient(step_graph, operation))
-    # The measured workspace includes a copy of the gradient where the update makes one.
-    measured_bytes = (
-        operation.profile.workspace_bytes - (writes_gradient or not has_strides) * parameter.nbytes
-    )
-    # The formula holds for all steps: the measured one, the first, may need less (RAdam).
-    scratch_bytes: int = max(update.rule.scratch_bytes(parameter) + scalars_bytes, measured_bytes)
+    # The rule states it for all steps: a measured one, the first, may need less (RAdam).
+    scratch_bytes: int = update.rule.scratch_bytes(parameter) + scalars_bytes
     return is_copied * int(parameter.nbytes) + scratch_bytes
 
 
