@@ -138,8 +138,13 @@ def list_files(value: object) -> tuple[Path, ...]:
         for name, module in list(sys.modules.items())
         if not name.startswith(_MODULE_PREFIX)
     ]
-    files = {Path(name).resolve() for name in module_files if name.endswith(_SUFFIX)}
-    files = {path for path in files if path.parent == folder and path.is_file()}
+    resolve_folder = cache(lambda name: Path(name).resolve())  # thousands of modules, few folders
+    neighbours = {
+        Path(name).resolve()
+        for name in module_files
+        if name.endswith(_SUFFIX) and resolve_folder(os.path.dirname(name)) == folder  # noqa: PTH120
+    }
+    files = {path for path in neighbours if path.parent == folder and path.is_file()}
     return tuple(sorted(files | {Path(file).resolve()}))
 
 
