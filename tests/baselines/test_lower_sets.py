@@ -174,7 +174,7 @@ def test_many_lower_sets_are_pruned():
         lower_sets(problem, "all")
 
 
-@pytest.mark.parametrize("family", ["", "pruned"])
+@pytest.mark.parametrize("family", ["", pytest.param("pruned", marks=pytest.mark.slow)])
 def test_schedules_keep_the_budget_or_are_refused(family):
     """On random graphs: valid, within RAM, and no node runs more than twice."""
     again = 0

@@ -465,7 +465,12 @@ def test_best_homes_are_taken(method):
     assert verify(short, schedule).valid
 
 
-@pytest.mark.parametrize("name", ["lru-paging", "dtr-paging", "offload-all", "swap-advisor"])
+@pytest.mark.parametrize(
+    "name",
+    mark_seeds_except(
+        FILLING := ("lru-paging", "offload-all", "dtr-paging", "swap-advisor"), FILLING[:2], FILLING
+    ),
+)
 def test_ram_is_filled_with_the_state_that_fits(name):
     """If a large moment does not fit, small tensors leave RAM, not all that follow it.
 
@@ -705,7 +710,10 @@ def test_node_writes_over_an_input_that_comes_back(name, adjacent):
     assert run(overwriting(ram=17, adjacent=adjacent), name).overhead_j == 0
 
 
-@pytest.mark.parametrize("name", ["lru-paging", "dtr-paging", "capuchin", "swap-advisor"])
+@pytest.mark.parametrize(
+    "name",
+    ["lru-paging", "dtr-paging", "capuchin", pytest.param("swap-advisor", marks=pytest.mark.slow)],
+)
 @parametrize_parts(3)
 def test_least_ram_is_enough_on_storage(name, part):
     """With all state on storage, and nodes that write over inputs, the least RAM is enough."""

@@ -115,7 +115,8 @@ def test_runs_are_measured_in_processes_of_their_own(tmp_path):
 def test_crash_fails_its_run_only(tmp_path):
     """A process that is killed leaves a record with its exit code, and the next one is run."""
     path = tmp_path / "run.jsonl"
-    assert run_study(two_instances(measure=kill_process), ["--out", str(path)]) == 0
+    study = two_instances(measure=kill_process, preloaded=())
+    assert run_study(study, ["--out", str(path)]) == 0
     records = records_of(path)
     assert [each["status"] for each in records] == [FAILED, FAILED]
     assert f"-{signal.SIGKILL.value}" in records[0]["reason"]
@@ -134,7 +135,7 @@ def test_exception_fails_its_run_only(tmp_path):
 def test_run_that_never_ends_is_ended(tmp_path):
     """A process that ignores its limit is killed some time after it."""
     path = tmp_path / "run.jsonl"
-    study = two_instances(measure=wait_forever, grace_s=-SMALL.limit_s)
+    study = two_instances(measure=wait_forever, grace_s=-SMALL.limit_s, preloaded=())
     assert run_study(study, ["--out", str(path), "--only", "70%"]) == 0
     (found,) = records_of(path)
     assert (found["status"], found["seconds"] > 0) == (FAILED, True)
@@ -144,7 +145,8 @@ def test_interrupted_run_records_nothing_more(tmp_path, capsys):
     """Runs in progress are dropped at once if the study is interrupted."""
     path = tmp_path / "run.jsonl"
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    study = two_instances(measure=wait_forever, start_of=lambda *_: timer.start())
+    start = {"start_of": lambda *_: timer.start(), "preloaded": ()}
+    study = two_instances(measure=wait_forever, **start)
     assert run_study(study, ["--out", str(path)]) == 130
     timer.join()
     assert not path.exists()
@@ -161,12 +163,15 @@ def test_run_resumes_after_a_line_that_was_cut_off(tmp_path):
     failed = {"cell": HOPELESS.to_dict(), "status": FAILED}
     path.write_text(json.dumps(done) + "\n" + json.dumps(failed) + "\n" + '{"cell": {')
     out = ["--out", str(path)]
+    study = two_instances(
+        has_own_process=False, measure=lambda cell, _: make_record(KIND, "done now", cell=cell)
+    )
     with pytest.raises(SystemExit):
-        run_study(two_instances(), out)
-    assert run_study(two_instances(), [*out, "--resume"]) == 0
+        run_study(study, out)
+    assert run_study(study, [*out, "--resume"]) == 0
     assert [each["cell"]["ram"] for each in records_of(path)] == ["70%", "1%", "1%"]
     more = ["--resume", "--only", "70%", "--limit", "7"]
-    assert run_study(two_instances(), [*out, *more]) == 0
+    assert run_study(study, [*out, *more]) == 0
     assert records_of(path)[-1]["cell"]["limit_s"] == 7.0
 
 

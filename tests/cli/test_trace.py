@@ -118,10 +118,10 @@ def test_profile_measures_what_trace_wrote(user):
 @pytest.mark.parametrize(
     ("options", "power_w", "source"),
     [
-        (("--power", "2.5"), 2.5, "at 2.5 W, as stated"),
+        pytest.param(("--power", "2.5"), 2.5, "at 2.5 W, as stated", marks=pytest.mark.slow),
         (("--power", "20mW"), 0.02, "at 0.02 W, as stated"),
         (("--power-from", "rpi4b"), None, "the power of device rpi4b"),
-        ((), 1.0, "at a nominal 1 W"),
+        pytest.param((), 1.0, "at a nominal 1 W", marks=pytest.mark.slow),
     ],
 )
 def test_measured_energies_are_at_a_power(user, options, power_w, source):

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from kit.digits import STEP, build_and_run, digit_batches
+from kit.digits import STEP, build_runner, digit_batches
 from kit.nor_flash import DRIVERS, PARTS, C, build_over_nor, count_step_writes
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except
-from kit.shared_objects import compile_objects
+from kit.shared_objects import QUICK_BUILD, compile_objects
 from poetmodel.device import Device
 from poetmodel.device.generation import RECORD_BYTES, SEAL_BYTES, GenerationLayout
 from poetmodel.errors import BudgetError, InputError, NoScheduleError
@@ -43,7 +43,7 @@ PLANS = {
     "forgets, each third": {"ram": "90%", "device": FORGETFUL, "commit_every": 3},
 }
 FORGETS = ("forgets", "forgets, paged", "forgets, in RAM")
-CPP = ("c++", "-O1", "-Wall", "-Wextra", "-Werror")
+CPP = ("c++", "-O0", "-Wall", "-Wextra", "-Werror")
 STEPS = 9
 BATCHES = digit_batches(STEPS, seed=8)
 OLDER, DAMAGED, EMPTY, OTHER, PAGE, SHORT = 13, 5, 8, 16, 2, 3
@@ -377,19 +377,20 @@ def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
     """The power is cut during a write to flash: the program resumes, with the same end."""
     require_programs(target)
     export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS["forgets, each third"])
-    options = {"target": target, "settings": ("FAULTS=1", "POISON=1"), "inputs": BATCHES}
-    whole = build_and_run(tmp_path, steps=STEPS, **options)
+    settings = ("FAULTS=1", "POISON=1", QUICK_BUILD)
+    run = build_runner(tmp_path, target, settings=settings, inputs=BATCHES)
+    whole = run(STEPS)
     flash = tmp_path / "pm_storage.bin"
     writes = whole.metrics["storage_writes"]
     for write in (writes // 2, 9 * writes // 10, writes):
         flash.unlink()
         with pytest.raises(ToolchainError, match="ended with status 9"):
-            build_and_run(tmp_path, steps=STEPS, words=(f"cut:{write}",), **options)
+            run(STEPS, words=(f"cut:{write}",))
         assert flash.stat().st_size > 0
         words = ("resume",)
-        done = build_and_run(tmp_path, steps=0, words=words, **options).metrics["resumed"]
+        done = run(0, words=words).metrics["resumed"]
         assert done % 3 == 0
-        rest = build_and_run(tmp_path, steps=STEPS - done, words=words, **options)
+        rest = run(STEPS - done, words=words)
         assert rest.state == whole.state
 
 
@@ -425,16 +426,14 @@ def test_mapped_storage_in_a_file_outlives_a_power_cut(tmp_path):
     inputs = digit_batches(STEPS, seed=3)
     device = {"device": "nano33ble", "commit": True, "ram": "150%"}
     export_step(load_step(STEP), tmp_path, gap=0.5, **device)
-    given = {"inputs": inputs, "settings": ("FAULTS=1",)}
+    run = build_runner(tmp_path, settings=("FAULTS=1",), inputs=inputs)
     with pytest.raises(ToolchainError, match="train without resume first"):
-        build_and_run(tmp_path, steps=0, words=("resume",), **given)
-    whole = build_and_run(tmp_path, steps=STEPS, **given)
+        run(0, words=("resume",))
+    whole = run(STEPS)
     (tmp_path / "pm_storage.bin").unlink()
     with pytest.raises(ToolchainError, match="status 9"):
-        build_and_run(
-            tmp_path, steps=STEPS, words=(f"cut:{whole.metrics['storage_writes'] - 3}",), **given
-        )
-    done = build_and_run(tmp_path, steps=0, words=("resume",), **given).metrics["resumed"]
+        run(STEPS, words=(f"cut:{whole.metrics['storage_writes'] - 3}",))
+    done = run(0, words=("resume",)).metrics["resumed"]
     assert 0 < done < STEPS
-    rest = build_and_run(tmp_path, steps=STEPS - done, words=("resume",), **given)
+    rest = run(STEPS - done, words=("resume",))
     assert rest.state == whole.state

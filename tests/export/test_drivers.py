@@ -11,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kit.digits import STEP, library
+from kit.nor_flash import C
 from kit.programs import require_programs, run_command
+from kit.shared_objects import link_program
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
 
@@ -113,11 +115,10 @@ def test_a_step_ends_with_an_error_where_storage_has_no_address(tmp_path):
     assert made.plan.memory_mapped
     assert made.resident_names < {node.name for node in made.step.graph.nodes if node.is_state}
     (tmp_path / "lost.c").write_text(LOST_STORAGE)
-    sources = (*sorted(tmp_path.glob("src/*.c")), "lost.c")
-    run_command(
-        ["cc", "-O1", "-Iinclude", "-Iport", "-Isrc", *sources, "-lm", "-o", "lost"], tmp_path
-    )
-    assert run_command(["./lost"], tmp_path).split() == ["0", "0", "2", "0"]
+    sources = (*sorted(tmp_path.glob("src/*.c")), tmp_path / "lost.c")
+    includes = [tmp_path / name for name in ("include", "port", "src")]
+    app = link_program(C, sources, includes, tmp_path / "lost")
+    assert run_command([app], tmp_path).split() == ["0", "0", "2", "0"]
 
 
 # -- the model of a flash chip keeps the rules of real ones; the driver knows them -----------------

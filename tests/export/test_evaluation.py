@@ -44,11 +44,15 @@ IMAGES, ROWS = (torch.randn(2, 2, 8, 8), torch.tensor([3, 1])), (torch.randn(3, 
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0])
 CASES = {
     "classes": (convolutional, functional.cross_entropy, IMAGES),
-    "weights of classes": (convolutional, nn.CrossEntropyLoss(weight=WEIGHTS), IMAGES),
+    "weights of classes": (
+        lambda: nn.Linear(6, CLASSES),
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        (*ROWS, torch.tensor([2, 0, 3])),
+    ),
     "ignored": (
-        convolutional,
+        lambda: nn.Linear(6, CLASSES),
         functional.cross_entropy,
-        (torch.randn(2, 2, 8, 8), torch.tensor([2, -100])),
+        (*ROWS, torch.tensor([2, -100, 1])),
     ),
     "places": (
         lambda: nn.Conv1d(3, CLASSES, 1),
@@ -92,6 +96,14 @@ def expected(model, loss, inputs):
     return found
 
 
+@pytest.fixture(scope="module")
+def imaged():
+    """Return a model of convolutions, and its step with an evaluation, which tests only read."""
+    torch.manual_seed(0)
+    model = convolutional()
+    return model, captured(model, functional.cross_entropy, IMAGES)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_evaluation_computes_what_torch_does(name):
     """Its calls, in order, make the loss of evaluation mode, and count the correct classes."""
@@ -117,11 +129,9 @@ def computed(step, inputs):
     return memory[part.output.pieces[0].buffer]
 
 
-def test_evaluation_reads_the_state_of_its_step_in_tiles_too():
+def test_evaluation_reads_the_state_of_its_step_in_tiles_too(imaged):
     """It has no weights of its own, and shares constants of evaluation mode with `pm_infer`."""
-    torch.manual_seed(0)
-    model = convolutional()
-    step = captured(model, functional.cross_entropy, IMAGES)
+    model, step = imaged
     step = with_evaluation(
         with_inference(step, model, functional.cross_entropy, IMAGES),
         model, functional.cross_entropy, IMAGES,
@@ -180,10 +190,9 @@ def test_evaluation_after_steps_is_that_of_torch(place, target, tmp_path):
         assert found.evaluations[number][0] == pytest.approx(loss, rel=1e-9 if is_double else 1e-4)
 
 
-def test_step_file_keeps_the_evaluation(tmp_path):
+def test_step_file_keeps_the_evaluation(imaged, tmp_path):
     """A folder made from a step file is the one made from the step."""
-    model = convolutional()
-    step = captured(model, functional.cross_entropy, IMAGES)
+    _, step = imaged
     save_step(step, tmp_path / "x.step.json")
     loaded = load_step(tmp_path / "x.step.json")
     options = {"evaluate": True, "commit": True, "ram": "16KiB", "gap": 0.5}
@@ -196,9 +205,9 @@ def test_step_file_keeps_the_evaluation(tmp_path):
     assert document["budget"]["arena_bytes"] == max(document["arena_bytes_of"].values())
 
 
-def test_folder_without_it_knows_nothing_of_it(tmp_path):
+def test_folder_without_it_knows_nothing_of_it(imaged, tmp_path):
     """A step that was captured with it may leave it out; one without it cannot have it."""
-    step = captured(convolutional(), functional.cross_entropy, IMAGES)
+    _, step = imaged
     deployment = export_step(step, tmp_path, commit=True, gap=0.5)
     assert deployment.evaluation is None
     assert "pm_evaluate(" not in (tmp_path / "include/pm.h").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,7 @@ CASES = {
 QUICK = ("frozen front", "two terms")
 
 
+@cache
 def captured(case, *, optimizer=True):
     """Return the step of a case, with Adam."""
     torch.manual_seed(1)
@@ -358,7 +360,7 @@ def changed(value, *, of):
     return model, optimizer
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", ["2.weight", "0.bias", "1.running_var", "momentum_buffer"])
 def test_first_values_that_are_not_finite_are_refused(tmp_path, told, value, of):
     """Parameters, trained or frozen, buffers and optimizer state: a sentence names the tensor."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
-from kit.export_agreement import QUICK_BUILD
 from kit.kernel_calls import Memory, list_kernels
 from kit.programs import require_programs
 from kit.rotation import mark_seeds_except
@@ -72,6 +72,14 @@ def captured(model, *, trains=True, loss=functional.cross_entropy):
     return with_inference(step, model, loss, inputs)
 
 
+@cache
+def known(network):
+    """Return a network and its step, which tests only read."""
+    torch.manual_seed(0)
+    model = NETWORKS[network]()
+    return model, captured(model)
+
+
 def tight_ram(step, more_bytes=128):
     """Return little more RAM than the least that the largest node needs."""
     return floor(step.graph).bytes + reserved_bytes(step, STACK_BYTES) + more_bytes
@@ -97,8 +105,7 @@ def check_inference(
     require_programs(target)
     batches = inputs_of(model, 2)
     real = "<f8" if target is Target.HOST_DOUBLE else "<f4"
-    quick = (QUICK_BUILD,) if target is Target.HOST_DOUBLE else ()
-    program = build(folder, target, settings=("POISON=1", *quick, *settings))
+    program = build(folder, target, settings=("POISON=1", *settings))
     given = {"inputs": file_of(batches, real), "steps": STEPS, "learning_rate": 0.1}
     with_it = run_program(program, target, folder, words=("infer=outputs.bin",), **given)
     found = np.fromfile(folder / "outputs.bin", real).reshape(len(LABELS), 4)
@@ -161,9 +168,7 @@ def test_inference_after_steps_is_that_of_torch(network, place, tmp_path):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_inference_computes_what_torch_does(network, tile_bytes):
     """Its calls, in order, compute the model's result in evaluation mode, in double."""
-    torch.manual_seed(0)
-    model = NETWORKS[network]()
-    step = captured(model)
+    model, step = known(network)
     step = step if tile_bytes is None else tile_step(step, tile_bytes)
     ((x, y),) = inputs_of(model)
     with torch.no_grad():
@@ -241,7 +246,7 @@ def test_inference_pages_tensors_of_its_own(tmp_path):
 
 def test_what_is_found_is_written_at_a_limit_that_is_over_at_once(tmp_path):
     """There is a schedule for the step and one for the inference, however short the time was."""
-    step = captured(convolutional())
+    _, step = known("convolutional")
     deployment = export_step(step, tmp_path, infer=True, ram=tight_ram(step, 1024), time_limit=1e-3)
     assert deployment.inference is not None
     assert deployment.result is not None
@@ -268,8 +273,7 @@ def test_inference_is_the_forward_pass_alone():
 
 def test_inference_reads_the_weights_of_its_step():
     """It brings only constants of evaluation mode; it has a call for each tile of a parameter."""
-    torch.manual_seed(0)
-    step = captured(perceptron())
+    _, step = known("perceptron")
     sizes = sorted(values.size for values in step.inference.values.values())
     assert sizes == [4, 4]  # the factor of evaluation mode, and the shift
     assert not step.inference.values.keys() & step.values.keys()
@@ -283,7 +287,7 @@ def test_inference_reads_the_weights_of_its_step():
 
 def test_step_file_keeps_the_inference(tmp_path):
     """A folder made from a step file is the one made from the step, with state on storage too."""
-    step = captured(perceptron())
+    _, step = known("perceptron")
     save_step(step, tmp_path / "x.step.json")
     loaded = load_step(tmp_path / "x.step.json")
     for folder, each in (("a", step), ("b", loaded)):
@@ -295,7 +299,7 @@ def test_step_file_keeps_the_inference(tmp_path):
 
 def test_folder_says_what_inference_writes(tmp_path):
     """Manifest, README and header mention it; without `infer`, none of them does."""
-    step = captured(perceptron())
+    _, step = known("perceptron")
     for infer in (True, False):
         folder = tmp_path / str(infer)
         export_step(step, folder, infer=infer)

@@ -105,9 +105,20 @@ def build_and_run(folder, target=Target.HOST, *, settings=(), inputs, steps, rat
 
     Fails if the program fails. `rate` is the learning rate, `words` are further arguments.
     """
+    return build_runner(folder, target, settings=settings, inputs=inputs)(
+        steps, rate=rate, words=words
+    )
+
+
+def build_runner(folder, target=Target.HOST, *, settings=(), inputs):
+    """Build an exported folder; return a function that trains as `build_and_run` does."""
     program = build(folder, target, settings=settings)
-    given = {"inputs": inputs, "steps": steps, "learning_rate": rate, "words": words}
-    return run_program(program, target, folder, **given).require_success()
+
+    def run(steps, *, rate=0.1, words=()):
+        given = {"inputs": inputs, "steps": steps, "learning_rate": rate, "words": words}
+        return run_program(program, target, folder, **given).require_success()
+
+    return run
 
 
 def compute_state(step, folder, inputs, steps, options=None, settings=(), rate=0.05):

@@ -86,9 +86,6 @@ SCHEDULES = {
 BATCH = {"autoencoder": (8,)}
 """Batch sizes by network; batch norm over only two values would amplify rounding errors."""
 
-QUICK_BUILD = "EXTRA=-O0"
-"""Makefile variable of builds whose optimization would take longer than a few steps."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -342,8 +339,6 @@ class Exported:
         )
 
     def _program(self, target, settings):
-        if target is Target.HOST_DOUBLE:
-            settings = (*settings, QUICK_BUILD)
         key = (tuple(settings), (self.folder / "src" / "pm_step.c").stat().st_mtime_ns)
         if target not in self._built or self._built[target][0] != key:
             self._built[target] = (key, build(self.folder, target, settings=settings))

@@ -8,7 +8,7 @@ FLASH = Path(__file__).parents[1] / "export" / "library" / "flash"
 DRIVERS = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
 PARTS = {name: (part, "nor.c") for name, part in DRIVERS.items()} | {"spi_flash": ("spi.c",)}
 """Source files for each driver: the stub of its SDK, and the flash."""
-C = ("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-ffp-contract=off")
+C = ("cc", "-std=c11", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-ffp-contract=off")
 
 
 def build_over_nor(folder, driver, program, *flags):

@@ -45,6 +45,8 @@ class Store:
 
 
 STORE = Store()
+QUICK_BUILD = "EXTRA=-O0"
+"""Makefile variable of builds whose optimization would take longer than a few steps."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,8 +107,11 @@ def read_flags(folder, target, settings=()):
 def build(folder, target, *, settings=()):
     """Build an exported folder anew; return its program.
 
-    Copies objects of equal text and flags from `STORE`, and adds new ones to it.
+    Copies objects of equal text and flags from `STORE`, and adds new ones to it. Programs of the
+    host are not optimized, unless `settings` has an ``EXTRA``.
     """
+    if target.startswith("host") and not any(word.startswith("EXTRA=") for word in settings):
+        settings = (*settings, QUICK_BUILD)
     objects = folder / "build" / target
     shutil.rmtree(objects, ignore_errors=True)
     flags = read_flags(folder, target, settings)

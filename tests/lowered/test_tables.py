@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from kit.commands import invoke, invoke_refused
-from kit.export_agreement import QUICK_BUILD, Exported
+from kit.export_agreement import Exported
 from kit.kernel_calls import execute_steps, list_kernels
 from kit.programs import require_programs
 from kit.rotation import mark_seeds_except
-from kit.shared_objects import build
+from kit.shared_objects import QUICK_BUILD, build
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, run_program
 from poetmodel.export.exporting import export_step

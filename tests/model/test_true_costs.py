@@ -118,6 +118,11 @@ def sum_of(model, family):
     return sum(getattr(model, family).values()) - first
 
 
+@pytest.mark.parametrize(
+    "solver",
+    ["highs", pytest.param("scip", marks=[pytest.mark.scip, pytest.mark.slow])],
+    indirect=True,
+)
 @pytest.mark.parametrize("seeds", [range(30), *MORE_SEEDS])
 def test_an_own_objective_may_include_that_of_the_problem(solver, seeds):
     """Times a factor, with a term for each decision of a kind, its optimum is the oracle's."""
