@@ -482,7 +482,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_one_that_can():
     """That is kept."""
     case = cnn()
     enough = enough_of(case)
-    _, step, back = case.compiled(enough)
+    _, step, back = case.compiled(enough, gap=ANY_GAP)
     step(*case.batch).backward()
     assert back.plans[0].predicted_peak_bytes <= enough
     _, step, _ = case.compiled(int(0.9 * enough))
@@ -540,7 +540,7 @@ def test_recurrences_of_many_steps_get_plans(monkeypatch):
 
 def test_another_shape_is_planned_anew():
     """Evaluation without gradients, too; after PyTorch's limit of recompilations a step fails."""
-    case = mlp()
+    case = mlp(depth=3)
     model, step, back = case.compiled("80%")
     step(*case.batch).backward()
     half = tuple(value[:64] for value in case.batch)
@@ -552,7 +552,7 @@ def test_another_shape_is_planned_anew():
     assert len(set(names)) == len(names) == 3
     whole, smaller, evaluation = (record.keep_all_bytes for record in back.plans)
     assert evaluation < smaller < whole
-    case = mlp()
+    case = mlp(depth=1)
     _, step, back = case.compiled("100%")
     x, y = case.batch
     with torch._dynamo.config.patch(recompile_limit=2):
@@ -565,7 +565,7 @@ def test_another_shape_is_planned_anew():
 
 def test_a_known_graph_is_not_solved_again(tmp_path, monkeypatch):
     """In a later process, or where one back end captures it again under another name."""
-    case = mlp()
+    case = mlp(depth=3)
     _, step, first = case.compiled("60%", cache=tmp_path)
     step(*case.batch)
     solves = []
@@ -627,7 +627,7 @@ def test_faults_of_the_file_are_told(least, tmp_path, monkeypatch):
 
 def test_reports_hold_every_graph(tmp_path):
     """As JSON, as a page, and as lines."""
-    case = mlp()
+    case = mlp(depth=3)
     _, step, back = case.compiled("60%")
     with pytest.raises(InputError, match="nothing to report"):
         back.report(tmp_path / "plans.json")
@@ -696,7 +696,7 @@ def test_copies_of_gradients_count(kind, kernels):
 @pytest.mark.parametrize("paging", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_results_that_the_caller_has_count(paging, tmp_path):
     """Logits beside a loss stay for the whole backward pass: freeing them saves no memory."""
-    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.GELU())]
+    layers = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.GELU())]
     model = nn.Sequential(*layers, nn.Linear(32, 100))
     x, y = torch.randn(128, 32), torch.randint(0, 100, (128,))
 
@@ -782,7 +782,7 @@ FOUND = {
         f"norms in {kind}": (
             lambda kind=kind: alone(Normed(kind), torch.randn(8, 8, 16, dtype=kind)),
             "90%" if kind is torch.float32 else "96%",  # some processors take more RAM in bfloat16
-            {},
+            {"gap": ANY_GAP},
             "",
         )
         for kind in (torch.float32, torch.bfloat16)
@@ -948,7 +948,7 @@ def test_a_process_is_forked_while_a_thread_allocates_a_slot(tmp_path, monkeypat
 @pytest.mark.parametrize("door", ["backend", pytest.param("compile", marks=pytest.mark.slow)])
 def test_a_profiler_of_the_user_is_left_alone(door):
     """PyTorch has one profiler at a time: its data would be lost."""
-    case = mlp()
+    case = mlp(depth=1)
     _, step, _ = case.compiled("100%")
     if door == "compile":
         loss_fn = functional.cross_entropy
@@ -1041,11 +1041,16 @@ def test_model_without_memory_is_planned():
     ],
 )
 def test_plans_for_another_device_that_make_no_sense_are_refused(options, paging, expected):
-    """One sentence states the fault, and no plan is made; likewise below the minimum budget."""
-    back = pmt.backend(ram="1%", device="a100", cache=False)
-    with pytest.raises(BudgetError, match=r"the minimum is ram=|is enough"):
-        back.plan_for(Blocks(8, 2), torch.empty(16, 8))
+    """One sentence states the fault, and no plan is made."""
     back = pmt.backend(ram="60%", cache=False, **options)
     with pytest.raises(InputError, match=expected):
         back.plan_for(Blocks(8, 2), torch.empty(16, 8), paging=paging)
+    assert back.plans == []
+
+
+def test_plans_for_another_device_have_a_least_budget():
+    """Below it, the refusal names it."""
+    back = pmt.backend(ram="1%", device="a100", cache=False)
+    with pytest.raises(BudgetError, match=r"the minimum is ram=|is enough"):
+        back.plan_for(Blocks(8, 1), torch.empty(16, 8))
     assert back.plans == []

@@ -84,7 +84,7 @@ def by_name(monkeypatch):
 
 def test_a_name_and_options_are_a_back_end(by_name):
     """With the bits of eager; equal options are one back end, whose records can be had."""
-    model, x = network(), torch.randn(256, 64)
+    model, x = network(2), torch.randn(256, 64)
     for scale in (1, 2):
         options = {"ram": "80%", "cache": False}
         by_name(lambda x, scale=scale: scale * model(x).square().mean(), options=options)(x)
@@ -167,7 +167,7 @@ def test_the_time_limit_is_that_of_the_whole_call(monkeypatch):
     monkeypatch.setattr(planning, "solve", solved)
     monkeypatch.setattr(rewriting, "monotonic", lambda: now[0] - 5.0)
     with pytest.raises(BackendCompilerFailed, match="no schedule was found in time"):
-        compiled(network(), pmt.backend("80%", cache=False, time_limit=20))(torch.randn(256, 64))
+        compiled(network(2), pmt.backend("80%", cache=False, time_limit=20))(torch.randn(256, 64))
     assert limits[0] <= 15.0
     assert sum(limits) < 18.0  # a refusal is allowed some seconds of its own
 
@@ -384,7 +384,7 @@ def test_measurements_of_memory_write_no_lines():
 
 def test_the_peak_of_eager_includes_measured_memory_outside():
     """The second step plans the graph again, with a budget that includes this memory."""
-    model, x = network(), torch.randn(256, 64)
+    model, x = network(1), torch.randn(256, 64)
     torch._dynamo.reset()
     back = pmt.backend("eager", cache=False, outside="auto")
     run = torch.compile(model, backend=back, fullgraph=True, dynamic=False)
@@ -473,7 +473,7 @@ def test_a_refusal_says_what_is_for_others():
     told = "between both passes 1,048,576 B are for memory outside of the function"
     back = pmt.backend("256KiB", cache=False, outside="1MiB")
     with pytest.raises(BackendCompilerFailed, match=told):
-        compiled(network(), back)(torch.randn(64, 64))
+        compiled(network(1), back)(torch.randn(64, 64))
 
 
 def test_a_size_from_values_is_refused_with_its_line():
@@ -578,24 +578,29 @@ if hasattr(torch.autograd.graph, "region_activation_memory_budget"):
     PYTORCH_BUDGETS["stated"] = lambda: torch.autograd.graph.region_activation_memory_budget(0.5)
 
 
-@pytest.mark.parametrize("block", PYTORCH_BUDGETS.values(), ids=PYTORCH_BUDGETS)
-def test_memory_budgets_of_pytorch_are_regions(block):
-    """A fraction keeps what `region` keeps with the percentage."""
-    x = torch.randn(256, 32)
-    plain = TwoParts()
-    records = []
-    for given in (block, lambda: pmt.region(ram="50%")):
-        torch._dynamo.reset()
-        marked = TwoParts(given)
-        marked.load_state_dict(plain.state_dict())
-        back = pmt.backend("100%", cache=False, device="rpi4b")
-        run = torch.compile(marked, backend=back, fullgraph=True, dynamic=False)
-        run(x).backward()
-        records += back.plans
+def plan_of_block(block):
+    """Return the record of a plan of a model whose decoder is in a block."""
     torch._dynamo.reset()
-    named, ours = (record.regions for record in records)
-    assert named == (ours[0].replace("region", "memory_budget 0.5"),)
-    assert records[0].recomputed == records[1].recomputed > 0
+    back = pmt.backend("100%", cache=False, device="rpi4b")
+    run = torch.compile(TwoParts(block), backend=back, fullgraph=True, dynamic=False)
+    run(torch.randn(256, 32)).backward()
+    torch._dynamo.reset()
+    (record,) = back.plans
+    return record
+
+
+@pytest.fixture(scope="module")
+def plan_of_region():
+    """Return the record of a plan with a region of half of what it makes."""
+    return plan_of_block(lambda: pmt.region(ram="50%"))
+
+
+@pytest.mark.parametrize("block", PYTORCH_BUDGETS.values(), ids=PYTORCH_BUDGETS)
+def test_memory_budgets_of_pytorch_are_regions(block, plan_of_region):
+    """A fraction keeps what `region` keeps with the percentage."""
+    found = plan_of_block(block)
+    assert found.regions == (plan_of_region.regions[0].replace("region", "memory_budget 0.5"),)
+    assert found.recomputed == plan_of_region.recomputed > 0
 
 
 @pytest.mark.parametrize(

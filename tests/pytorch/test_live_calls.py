@@ -566,7 +566,7 @@ def test_a_percentage_is_of_the_step(ram):
 
     An evaluation without gradients between them adds its peak, of which no percentage can be met.
     """
-    model = nn.Sequential(*(Block() for _ in range(3)))
+    model = nn.Sequential(*(Block() for _ in range(2)))
     run, back = compiled(model, ram, outside=LOSS)
     x, y = batch(), batch()
 
