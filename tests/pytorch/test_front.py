@@ -332,7 +332,7 @@ CHANGING = {
     "generator": (lambda _, y, __: y * float(GENERATOR.random()), rf"takes a Generator.*{PLACE}"),
     "clock": (lambda _, y, __: y * time.time(), rf"time\.time{PLACE}.*would be frozen"),
     "counter of time": (lambda _, y, __: y * time.perf_counter(), rf"perf_counter{PLACE}"),
-    "date": (lambda _, y, __: y * datetime.now().microsecond, rf"trace method now{PLACE}"),
+    "date": (lambda _, y, __: y * datetime.now().microsecond, rf"trace .*now{PLACE}"),
     "identifier": (lambda _, y, __: y * (uuid.uuid4().int % 97), rf"urandom{PLACE}"),
     "bytes of the system": (lambda _, y, __: y * os.urandom(1)[0], rf"urandom{PLACE}"),
     "seed": (
