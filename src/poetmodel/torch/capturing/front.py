@@ -27,6 +27,7 @@ from poetmodel.torch.capturing.front_private import (
     MAX_CAPTURES,
     ValidCode,
     capture_settings,
+    changes_objects,
     example_value,
     explain,
     failed_guards,
@@ -101,6 +102,14 @@ class _Selected(Exception):  # noqa: N818 - ends a call without effect
         self.capture, self.tensors = capture, tensors
 
 
+class _Traced(Exception):  # noqa: N818 - ends a capture without guards
+    """Ends Dynamo's work on a capture before it builds guards, which no call needs."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
+
+
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator, unused-ignore]
 def mark_result(result: torch.Tensor, index: int) -> torch.Tensor:  # noqa: ARG001
     """Return `result` itself; its node in a graph of Dynamo has the index: 0 for the loss."""
@@ -121,6 +130,8 @@ class Capture:
     readings: tuple[Reading, ...]
     """Values that Python read of inputs, buffers and, at the end of a step, parameters."""
     check: ReadingCheck
+    is_guarded: bool
+    """Whether calls under guards are possible."""
     code: frozenset[CodeType]
     """Code of functions that is part of the graph."""
     classes: frozenset[type]
@@ -147,7 +158,7 @@ class StepFront:
     `uses_keywords`: the model gets the items of its only argument, a mapping, by name. `accesses`
     lead to each further output of the model, returned detached. The value of each of
     `assigned_buffers` (module, name), to which forward assigns a new tensor, is copied into the old
-    one.
+    one. Unless `needs_guards`, a capture has none if forward changes no Python object.
     """
 
     def __init__(
@@ -159,8 +170,10 @@ class StepFront:
         uses_keywords: bool = False,
         accesses: Sequence[Access] = (),
         assigned_buffers: Sequence[tuple[torch.nn.Module, str]] = (),
+        needs_guards: bool = True,
     ) -> None:
         self.name, self.model, self.loss_fn = name, model, loss_fn
+        self.needs_guards = needs_guards
         self.values: Values | None = None
         """Values that Python reads of tensors, by kind; None as long as nothing is read."""
         self.captures: list[Capture] = []
@@ -227,6 +240,9 @@ class StepFront:
         except _Selected as selected:
             return selected.capture
         except FOREIGN_ERRORS as error:
+            for link in exception_chain(error):
+                if isinstance(link, _Traced):
+                    return link.capture
             self._refuse(error)
         raise CaptureError(f"{self.name}: the step has no operation of PyTorch, so no graph")
 
@@ -307,9 +323,12 @@ class StepFront:
             stored_positions=tuple(stored),
             readings=readings,
             check=ReadingCheck(graph_module, readings),
+            is_guarded=self.needs_guards or changes_objects(),
             code=code,
             classes=classes,
         )
+        if not capture.is_guarded:
+            raise _Traced(capture)
         self.captures.append(capture)
 
         find_self, index = weakref.ref(self), len(self.captures) - 1

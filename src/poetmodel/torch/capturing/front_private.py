@@ -56,6 +56,7 @@ __all__ = [
     "aot_export_joint_with_descriptors",
     "calling_modules",
     "capture_settings",
+    "changes_objects",
     "descriptors",
     "detect_fake_mode",
     "example_value",
@@ -294,6 +295,12 @@ def traced_code() -> tuple[frozenset[CodeType], frozenset[type]]:
     output = symbolic_convert.InstructionTranslator.current_tx().output
     met_objects = output.side_effects.keepalive
     return frozenset(TracingContext.get_traced_code() or ()), frozenset(map(type, met_objects))
+
+
+def changes_objects() -> bool:
+    """Return whether forward changes a Python object or name; called as `omit_guards`."""
+    output = symbolic_convert.InstructionTranslator.current_tx().output
+    return not output.side_effects.is_empty()
 
 
 def _is_replaced(expression: str, scope: dict[str, Any]) -> bool:

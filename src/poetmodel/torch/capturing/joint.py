@@ -239,6 +239,7 @@ def _capture_graph(
             uses_keywords=uses_keywords,
             accesses=output.accesses if output else (),
             assigned_buffers=assigned_buffers.registered(),
+            needs_guards=not is_snapshot,
         )
         settled = capture_settled(
             front,

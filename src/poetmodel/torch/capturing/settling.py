@@ -63,7 +63,10 @@ def capture_settled(
     """
     captured = _capture_or_record(front, batch, passes, first_results)
     if not _are_equal(first_results, passes.execute()):
-        _refuse_other_results(front, captured, batch)
+        _refuse_other_results(front, captured, batch, passes)
+    if not captured.is_guarded:
+        passes.restore()
+        return Settled(capture=captured, equal_captures=(), is_settled=True)
     further, reasons, is_settled = _settle(front, captured, batch, passes)
     if is_snapshot and is_settled:
         _refuse_stale(front, batch, passes, (captured, *further), reasons)
@@ -179,8 +182,15 @@ def _refuse_fresh(front: StepFront, captured: Capture, tensors: Sequence[torch.T
         )
 
 
-def _refuse_other_results(front: StepFront, captured: Capture, batch: Sequence[Any]) -> NoReturn:
+def _refuse_other_results(
+    front: StepFront, captured: Capture, batch: Sequence[Any], passes: Passes
+) -> NoReturn:
     """Raise `CaptureError`, with the line if known: a second pass has other results."""
+    if not captured.is_guarded:
+        front.needs_guards = True
+        passes.restore()
+        captured = front.capture(batch)
+        passes.execute()
     try:
         _refuse_fresh(front, captured, front.find(batch)[1])
     except Changed as change:
