@@ -231,7 +231,14 @@ def test_small_generations_share_a_large_block(programs):
     assert re.findall(r"worn (\d+) of (\d+)", program.run()[1]) == [("0", "0")]
 
 
-@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", *FORGETS])
+@pytest.mark.parametrize(
+    "plan",
+    mark_seeds_except(
+        COMMITTED := ("on storage", "in RAM", "read in place", *FORGETS),
+        {"in RAM", "read in place", "forgets"},
+        COMMITTED,
+    ),
+)
 def test_damaged_state_is_noticed(programs, whole, plan):
     """With a wrong bit in the newest generation, the one before is loaded, with a status.
 
@@ -279,7 +286,12 @@ def test_damaged_state_without_another_is_no_empty_storage(programs):
     assert other.resumed() == (OTHER, 0)
 
 
-@pytest.mark.parametrize("code", [-1, 1, 2, 3, 4, 5, 6, 8, 10, 11, 13])
+@pytest.mark.parametrize(
+    "code",
+    mark_seeds_except(
+        (-1, 1, 2, 3, 4, 5, 6, 8, 10, 11, 13), {-1, SHORT, DAMAGED, EMPTY, OLDER}, range(1, 12)
+    ),
+)
 def test_storage_that_does_not_answer_loses_nothing(programs, whole, code):
     """For any number that a driver returns at the start: an error, no new state."""
     program = programs("read in place")

@@ -11,7 +11,7 @@ from kit.digits import STEP, build_and_run, compute_state, digit_batches, export
 from kit.nor_flash import DRIVERS, FLASH, C, build_over_nor, count_step_writes
 from kit.programs import require_programs
 from kit.rotation import mark_seeds_except
-from kit.shared_objects import build
+from kit.shared_objects import QUICK_BUILD, build
 from poetmodel.export.board import INPUTS_FILE, STATE_FILE, STOPPED_STATUS, Target, run_program
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
@@ -185,11 +185,12 @@ def test_partition_that_is_too_small_is_refused_at_once(trainers, driver):
     assert trainer.train() == (10 + PAGE, 0)
 
 
-def worn(folder, target, steps, *settings):
-    """Run steps over storage that is like the flash of the device."""
-    program = build(folder, target, settings=("DRIVER=nor", *settings))
-    inputs = digit_batches(3, seed=8)
-    return run_program(program, target, folder, inputs=inputs, steps=steps, learning_rate=0.1)
+def worn(folder, target, steps, settings=(), flags=""):
+    """Run each number of steps over storage that is like the flash of the device."""
+    how = ("DRIVER=nor", *settings, f"{QUICK_BUILD} {flags}")
+    program = build(folder, target, settings=how)
+    given = {"inputs": digit_batches(3, seed=8), "learning_rate": 0.1}
+    return [run_program(program, target, folder, steps=count, **given) for count in steps]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):
     """The driver counts the stated bytes and erases, trains as RAM does, and wears out."""
     require_programs(target)
     made = export_step(load_step(STEP), tmp_path, ram="90%", device=plan, commit=True, gap=0.5)
-    few, more = (worn(tmp_path, target, steps).require_success() for steps in (1, 4))
+    few, more = (each.require_success() for each in worn(tmp_path, target, (1, 4)))
     written, erases = (
         (more.metrics[name] - few.metrics[name]) / 3 for name in ("storage_bytes", "storage_erases")
     )
@@ -214,7 +215,8 @@ def test_storage_like_the_flash_of_the_device(plan, target, tmp_path):
     turns = -(-5 // made.generations)  # pm_init writes a generation too
     assert more.metrics["storage_worn"] == max(turns, 4 * bool(made.page_writes))
     inputs = digit_batches(3, seed=8)
-    other = build_and_run(tmp_path, target, settings=("DRIVER=ram",), inputs=inputs, steps=4)
+    kept = ("DRIVER=ram", QUICK_BUILD)
+    other = build_and_run(tmp_path, target, settings=kept, inputs=inputs, steps=4)
     assert other.state == more.state
-    tired = ("ENDURANCE=1", "EXTRA=-DPM_GENERATIONS=2u")
-    assert worn(tmp_path, target, 4, *tired).error_number in {TORN, PAGE}
+    (tired,) = worn(tmp_path, target, (4,), ("ENDURANCE=1",), "-DPM_GENERATIONS=2u")
+    assert tired.error_number in {TORN, PAGE}

@@ -391,7 +391,7 @@ def test_bytes_are_not_taken_for_others(tmp_path):
         load_step(tmp_path / "wrong.step.json")
 
 
-@pytest.mark.parametrize("target", [Target.HOST, Target.M4])
+@pytest.mark.parametrize("target", [Target.HOST, pytest.param(Target.M4, marks=pytest.mark.slow)])
 def test_inference_computes_them_too(target, tmp_path):
     """It reads the constants of the step."""
     require_programs(target)
