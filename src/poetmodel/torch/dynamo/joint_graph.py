@@ -428,7 +428,7 @@ def _saved_copies(
             )
             if output_bytes < sizes[key]:
                 saved_nodes |= copies
-    return find_ancestors(saved_nodes) if saved_nodes else saved_nodes
+    return find_ancestors(saved_nodes)
 
 
 def _execution_order(

@@ -84,7 +84,7 @@ class TensorLayout:
 
     def tensor_in(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return the tensor with this layout in a storage."""
-        empty = torch.empty(0, dtype=self.dtype)
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.shape, self.stride)
 
 
@@ -143,9 +143,7 @@ class OpProfile:
         """Return `value`, or a tuple of its items, with meta tensors for new outputs."""
         storages = [torch.UntypedStorage(size, device="meta") for size in self.sizes_bytes]
         outputs = {
-            layout.position: torch.empty(0, dtype=layout.dtype, device="meta").set_(
-                storages[storage_index], layout.offset, layout.shape, layout.stride
-            )
+            layout.position: layout.tensor_in(storages[storage_index])
             for storage_index, layout in self.outputs
         }
         if not isinstance(value, tuple | list):
