@@ -25,7 +25,7 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.conv = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
         self.scale = nn.Parameter(torch.randn(WIDTH, WIDTH))
         self.frozen = nn.Parameter(torch.randn(WIDTH), requires_grad=False)

@@ -17,7 +17,7 @@ def training():
     return model, (torch.randn(16, 8), torch.randint(64, (16,)))
 
 
-@pytest.mark.parametrize("text", ["95%", " 95 % "])
+@pytest.mark.parametrize("text", ["95%", pytest.param(" 95 % ", marks=pytest.mark.slow)])
 def test_a_share_is_of_the_peak_with_everything_kept(text):
     """Compiled steps and back ends print that peak beside their budget."""
     model, inputs = training()

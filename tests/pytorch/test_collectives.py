@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute"),  # Dynamo reads it
     pytest.mark.filterwarnings("ignore:.*should not be instantiated"),  # Dynamo does that
 ]
-WIDTH, DEPTH = 64, 5
+WIDTH, DEPTH = 64, 3
 
 
 class Averaged(torch.autograd.Function):

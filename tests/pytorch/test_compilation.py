@@ -35,6 +35,12 @@ def kept():
     return simple()
 
 
+@pytest.fixture(scope="module")
+def retracing():
+    """Return the results of `simple` with ``dynamic="retrace"``; tests leave both unchanged."""
+    return simple(dynamic="retrace")
+
+
 def test_three_lines(tmp_path):
     """Measured, solved, planned, run: within the budget, and eager's results."""
     model, loss_fn, (x, y) = residual_step(size=16)
@@ -104,9 +110,10 @@ def test_gradients_that_accumulate_are_of_a_part_of_the_loss_that_is_returned():
     assert torch.equal(found, model.weight.grad)
 
 
-def test_other_inputs_are_compiled_for_if_asked():
+def test_other_inputs_are_compiled_for_if_asked(retracing):
     """With retrace each form is compiled once."""
-    own, step = simple(dynamic="retrace")
+    own, step = retracing
+    step(*own[2])
     model, loss_fn, (x, y) = own
     first = step.compiled
     assert find_differences(step, model, loss_fn, (x[:2], y[:2])) == []
@@ -120,7 +127,6 @@ def test_other_inputs_are_compiled_for_if_asked():
     model.train()
     step(x[:2], y[:2])
     assert step.compiled is second
-    step.close()
 
 
 @pytest.mark.slow
@@ -199,17 +205,29 @@ def test_options_that_make_no_sense_are_refused(options, words, tmp_path):
         pmt.compile(*row_step(nn.Linear(4, 4)), **options)
 
 
+def narrow_step():
+    """Return a step of a residual network of one width."""
+    return residual_step(widths=(8,))
+
+
+def chain_step():
+    """Return a step of wide rows, in which each layer can be computed again."""
+    layers = (layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.GELU()))
+    return nn.Sequential(*layers), nn.functional.mse_loss, tuple(torch.randn(2, 64, 32))
+
+
 @pytest.mark.parametrize(
-    ("ram", "kind"),
+    ("make", "ram", "kind"),
     [
-        (10_000, BudgetError),
-        pytest.param("0%", BudgetError, marks=pytest.mark.slow),
-        ("30%", NoScheduleError),
+        (narrow_step, 10_000, BudgetError),
+        pytest.param(residual_step, "0%", BudgetError, marks=pytest.mark.slow),
+        pytest.param(residual_step, "30%", NoScheduleError, marks=pytest.mark.slow),
+        (chain_step, "30%", NoScheduleError),
     ],
 )
-def test_budgets_that_cannot_be_kept_are_told(ram, kind):
+def test_budgets_that_cannot_be_kept_are_told(make, ram, kind):
     """The error lists reserves and their reasons, and a budget that suffices, which is true."""
-    own = residual_step()
+    own = make()
     with pytest.raises(kind, match=r"ram: .* is too little for Sequential: ") as caught:
         pmt.compile(*own, ram=ram, device="rpi4b")
     text = str(caught.value)
@@ -233,9 +251,9 @@ def test_budgets_that_cannot_be_kept_are_told(ram, kind):
      (torch.inference_mode, "inference mode is on"),
      (lambda: torch.autocast("cpu"), "inside the model")],
 )  # fmt: skip
-def test_modes_around_captures_and_steps_are_refused(mode, words):
+def test_modes_around_captures_and_steps_are_refused(mode, words, retracing):
     """After the refusal, there are no gradients, and the step is unchanged."""
-    own, step = simple(dynamic="retrace")
+    own, step = retracing
     step(*own[2])
     own[0].zero_grad()
     other = (lambda: pmt.capture(*own)) if mode is torch.no_grad else lambda: step(*own[2])

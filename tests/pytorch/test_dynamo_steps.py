@@ -252,11 +252,9 @@ CHANGES = (
 )  # fmt: skip
 
 
-QUICK_CHANGES = (CHANGES[0], CHANGES[5])  # test_compilation.py: modes, too
-
-
 @pytest.mark.parametrize(
-    ("function", "change", "words"), mark_seeds_except(CHANGES, QUICK_CHANGES, CHANGES[3:4])
+    ("function", "change", "words"),  # quick of numbers and modes: test_python_guards.py and others
+    mark_seeds_except(CHANGES, CHANGES[5:6], (CHANGES[0], CHANGES[3])),
 )
 def test_changes_are_told_or_followed(function, change, words, monkeypatch):
     """With both values; a step that follows computes what eager mode does."""

@@ -21,8 +21,8 @@ from pytorch.runs import NETWORKS as NAMES
 nn = torch.nn
 
 
-def tiny(batch=8):
-    """Return a small network of five blocks, with dropout, its loss and inputs."""
+def tiny(batch=8, blocks=5):
+    """Return a small network of blocks, with dropout, its loss and inputs."""
     torch.manual_seed(0)
 
     def layers():
@@ -30,7 +30,7 @@ def tiny(batch=8):
 
     model = nn.Sequential(
         Block(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()),
-        *(Block(*layers()) for _ in range(3)),
+        *(Block(*layers()) for _ in range(blocks - 2)),
         Block(*layers(), nn.Dropout(0.1)),
         nn.Flatten(),
         nn.Linear(8 * 16 * 16, 10),
@@ -111,7 +111,7 @@ def test_file_hook_writes_each_tensor_once(tmp_path):
 
 def test_methods_that_stop_are_results(tmp_path, monkeypatch):
     """A budget without a plan is recorded with reason and floor, a failure with its name."""
-    monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
+    monkeypatch.setitem(measurement.NETWORKS, "unet-b8", lambda: tiny(blocks=2))
     run = TrainingRun(network="unet-b8", method="both", share=0.01, limit_s=5.0, pairs=2)
     for ram_bytes in (None, 1000):
         facts = measurement.measure_method(run, folder=str(tmp_path), ram_bytes=ram_bytes)

@@ -430,7 +430,14 @@ def test_no_place_that_changes_is_ignored(name):
     assert re.search(r" was .* and is |missing|replaced|fails|differ", words)
 
 
-@pytest.mark.parametrize("name", ["number", "item of a dict", "dataclass", "global"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "number",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("item of a dict", "dataclass")),
+        "global",
+    ],
+)
 def test_a_change_is_compiled_for_or_refused(name):
     """A step is refused in words; after retracing it has eager's results, for each value."""
     own, change = reading(name)
