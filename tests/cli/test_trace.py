@@ -287,7 +287,7 @@ def test_table_names_what_is_trained_and_what_is_frozen():
 @pytest.mark.torch
 def test_batch_of_gives_the_gradient():
     """Scores are norms of the gradient on the batch of a function, else on the step's own."""
-    whole = choose("--ram", "100%", "--gap", "1", *NORMS, "--json")
+    whole = choose("--ram", "100%", *NORMS, "--json")
     own, other = invoke(*whole), invoke(*whole, "--batch-of", "net.py:batch")
     assert own.json["choice"]["scores"].keys() == other.json["choice"]["scores"].keys()
     assert own.json["choice"]["scores"] != other.json["choice"]["scores"]
