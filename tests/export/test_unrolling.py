@@ -44,7 +44,7 @@ def test_repeated_loops_have_the_same_bits(folder, target):
     """Losses and state are those of loops that are not unrolled, with fewer instructions."""
     require_programs(target)
     given = {"inputs": digit_batches(3, seed=7), "steps": 3}
-    repeated = build_and_run(folder("plain"), target, **given)
+    repeated = build_and_run(folder("plain"), target, settings=("EXTRA=-O2",), **given)
     plain = build_and_run(folder("plain"), target, settings=("EXTRA=-D__clang__=1",), **given)
     assert (repeated.losses, repeated.state) == (plain.losses, plain.state)
     if target.is_board:
