@@ -433,13 +433,15 @@ _KNOWN: Final = (
         False,
     ),
     (
-        "RecursionError: maximum recursion depth",
+        r"RecursionError: maximum recursion depth|"
+        r"argument types \['Decimal'\]|'Decimal' implements",
         "forward reads a Python object (such as a Decimal) that TorchDynamo cannot guard",
         "keep it as a number",
         False,
     ),
     (
-        "Could not guard on data-dependent expression|Could not extract specialized integer",
+        "Could not guard on data-dependent expression|Could not extract specialized integer|"
+        "output shape depends on input Tensor data",
         "the value of a tensor decides what the code does",
         "select with torch.where, or compute the value outside of the step",
         False,

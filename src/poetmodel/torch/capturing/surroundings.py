@@ -22,7 +22,13 @@ from poetmodel.torch.capturing.front_private import (
     detect_fake_mode,
 )
 from poetmodel.torch.capturing.process_state import temporary_setting
-from poetmodel.torch.capturing.values import ASSERTS, KnownValue, KnownValues, SourceTensor
+from poetmodel.torch.capturing.values import (
+    ASSERTS,
+    LINALG_CHECK,
+    KnownValue,
+    KnownValues,
+    SourceTensor,
+)
 from poetmodel.torch.errors import (
     FOREIGN_ERRORS,
     ForbiddenError,
@@ -95,7 +101,7 @@ class _StrideCorrector:
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
         _check_foreign_tensors(func, args, keywords)
-        if func in ASSERTS:
+        if func in ASSERTS or func is LINALG_CHECK:
             self._values.record_assert(func, args[0])
         is_read = torch.Tag.data_dependent_output in func.tags
         has_dynamic_shape = _has_dynamic_shape(func, args)

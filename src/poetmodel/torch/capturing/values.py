@@ -107,6 +107,8 @@ ASSERTS: Final = frozenset(
     for name in ("default", "msg")
 )
 """Operators that raise if a number is 0."""
+LINALG_CHECK: Final = torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - its only name
+"""Raises unless all numbers are 0; newer releases than PyTorch 2.9 have one of `ASSERTS` in it."""
 
 _FROM_NUMBERS: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
 """Operators that create a tensor from numbers alone."""
@@ -240,7 +242,7 @@ class KnownValues:
         known_value = _get_known_value(tensor, function)
         if known_value is None:
             self.asserts.append(function)
-        else:
+        elif function in ASSERTS:
             self.record_read(known_value, bool(known_value.real_value), function=bool)
 
     def evaluate_dynamic_shape(
@@ -470,7 +472,7 @@ class _AssertMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record an assertion on a functional tensor as a test, or else call the operator."""
         if args and isinstance(args[0], FunctionalTensor):
-            if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
+            if func is LINALG_CHECK:
                 self._checks.add(args[0].eq(0).all())
                 return None
             if func in ASSERTS:
