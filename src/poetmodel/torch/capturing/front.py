@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
+from poetmodel.clock import infrequent_gc
 from poetmodel.torch.capturing.front_private import (
     DYNAMO_ERROR,
     LOGGERS,
@@ -234,6 +235,7 @@ class StepFront:
             with (
                 capture_settings(),
                 _quiet_loggers(),
+                infrequent_gc(),
                 warnings.catch_warnings(action="ignore"),
             ):
                 self._compiled(*batch)
