@@ -216,6 +216,23 @@ def test_fronts_of_files_may_compute_shapes(tmp_path):
     assert torch.equal(pmt.from_onnx(path)(torch.ones(2, 8)), expected)
 
 
+def test_scales_of_fronts_may_be_limits_and_arrays(tmp_path):
+    """A scale that is a limit of a Clip, too, and one with a dimension, are those of the file."""
+    found = []
+    for limit, scale in (("scale", "column"), ("limit", "scale")):
+        write_inserted(
+            tmp_path / "linear.onnx",
+            f"c = Clip(x_d, low, {limit})",
+            f"q = QuantizeLinear(c, {scale})",
+            f"r = DequantizeLinear(q, {scale})",
+            low=np.float32(0),
+            limit=np.float32(0.125),
+            column=np.float32([0.125]),
+        )
+        found.append(pmt.from_onnx(tmp_path / "linear.onnx")(images()[0, 0, :, :8]))
+    assert torch.equal(*found)
+
+
 def test_layers_after_a_front_may_leave_outputs_out(tmp_path):
     """An omitted zero point and an omitted output have the same empty name, without a meaning."""
     onnx = pytest.importorskip("onnx")

@@ -13,7 +13,7 @@ from torch import nn
 from poetmodel.errors import InputError
 from poetmodel.torch.int8.quantizing import HEADROOM
 from poetmodel.torch.int8.training import ROUNDINGS
-from poetmodel.torch.onnx import pointwise, recurrent, reductions, shapes, spatial
+from poetmodel.torch.onnx import pointwise, quantized, recurrent, reductions, shapes, spatial
 from poetmodel.torch.onnx.operators import (
     MAX_NUMBERS,
     OPERATORS,
@@ -21,7 +21,7 @@ from poetmodel.torch.onnx.operators import (
     to_numbers,
     to_tensor,
 )
-from poetmodel.torch.onnx.quantized import QUANTIZATION_OPERATORS, FrontRecord, split_front
+from poetmodel.torch.onnx.quantized import FrontRecord, split_front
 from poetmodel.torch.onnx.reading import (
     FileRecord,
     InputRecord,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
+FAMILIES: Final = (pointwise, quantized, recurrent, reductions, shapes, spatial)
 """The modules that register operators."""
-KNOWN_OPERATORS: Final = frozenset(("Constant", *OPERATORS, *QUANTIZATION_OPERATORS))
+KNOWN_OPERATORS: Final = frozenset(("Constant", *OPERATORS))
 """Names of all operators that a file may contain."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 """Operators at the end of a network that `logits` skips: losses that contain them are numerically
@@ -117,7 +117,7 @@ def from_onnx(
     sizes = dict(dims or {})
     _check_dimension_names(str(file.path), file.inputs, sizes)
     front, record = split_front(
-        file, train=train, rounding=rounding, headroom=headroom, sizes=sizes
+        file, OnnxModule, train=train, rounding=rounding, headroom=headroom, sizes=sizes
     )
     module = OnnxModule(record, logits=logits, front=front)
     module.example_batch, module.example_dims = batch, sizes
@@ -158,6 +158,8 @@ class _ConstantUses:
     """Number of inputs that are weights."""
     statistics: int = 0
     """Number of inputs that are running statistics."""
+    is_tensor: bool = False
+    """Whether an input needs a tensor that does not train."""
     other_uses: list[tuple[str, int]] = field(default_factory=list)
     """(operator, position) of each other input."""
 
@@ -480,6 +482,8 @@ class _Constants:
                     use.numbers += 1
                 elif position in operator.statistics:
                     use.statistics += 1
+                elif position in operator.tensors:
+                    use.is_tensor = True
                 elif position in operator.weights:
                     use.weights += 1
                 else:
@@ -489,20 +493,20 @@ class _Constants:
         """Return a node that reads new copies, in `arrays`, of constants shared by chance.
 
         Statistics and uniform weights, such as zeros of new biases: exporters store equal constants
-        once. Each copy reduces `uses`; the last remaining reader gets none.
+        once. Each copy reduces `uses`; the last remaining reader gets none. Also of a tensor that
+        another input may read as numbers.
         """
         operator = OPERATORS[node.operator]
         inputs = list(node.inputs)
         for position, name in enumerate(inputs):
-            needs_copy = position in operator.statistics or (
-                position in operator.weights
-                and name in self.arrays
-                and _is_uniform(self.arrays[name])
-            )
             use = self.uses.get(name)
-            if not needs_copy or use is None:
+            if use is None:
                 continue
-            if use.weights + use.statistics > 1:
+            is_mixed = position in operator.tensors and bool(use.other_uses)
+            needs_copy = position in operator.statistics or (
+                position in operator.weights and _is_uniform(self.arrays[name])
+            )
+            if is_mixed or (needs_copy and use.weights + use.statistics > 1):
                 copy_name = append_underscores(
                     f"{name}_{use.weights + use.statistics}", self.value_names.__contains__
                 )
@@ -513,19 +517,19 @@ class _Constants:
                 inputs[position] = copy_name
                 if position in operator.statistics:
                     use.statistics -= 1
-                else:
+                elif position in operator.weights:
                     use.weights -= 1
         return replace(node, inputs=tuple(inputs))
 
     def _add_constant(self, name: str, value: np.ndarray, use: _ConstantUses) -> None:
         """Register a constant as a parameter or buffer of the module, or as plain numbers.
 
-        Floating running statistics become a buffer, a floating constant that trains a parameter.
-        Any other becomes numbers if an input must be numbers or it has at most `MAX_NUMBERS`
-        elements, else a buffer.
+        Floating running statistics, and what must stay a tensor, become a buffer, a floating
+        constant that trains a parameter. Any other becomes numbers if an input must be numbers or
+        it has at most `MAX_NUMBERS` elements, else a buffer.
         """
         is_floating = value.dtype.kind == "f"
-        if is_floating and use.statistics:
+        if use.is_tensor or (is_floating and use.statistics):
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=False)
         elif is_floating and value.ndim and self._is_trained(name, use):
             self._register_tensor(name, torch.from_numpy(value.copy()), is_trained=True)

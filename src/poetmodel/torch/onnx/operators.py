@@ -45,6 +45,8 @@ class Operator:
     """Positions of inputs that are weights, both as initializers and as Constant nodes."""
     statistics: frozenset[int]
     """Positions of inputs that are running statistics of batches."""
+    tensors: frozenset[int]
+    """Positions of inputs whose constants stay tensors, of their type, and do not train."""
     first_output_only: bool
     """Whether only the first output may be read."""
     unsupported_features: str
@@ -60,6 +62,7 @@ def register_operator(
     numbers: Sequence[int] = (),
     weights: Sequence[int] = (),
     statistics: Sequence[int] = (),
+    tensors: Sequence[int] = (),
     first_output_only: bool = False,
     unsupported_features: str = "",
 ) -> Callable[[Compute], Compute]:
@@ -73,6 +76,7 @@ def register_operator(
                 numbers=frozenset(numbers),
                 weights=frozenset(weights),
                 statistics=frozenset(statistics),
+                tensors=frozenset(tensors),
                 first_output_only=first_output_only,
                 unsupported_features=unsupported_features,
             )

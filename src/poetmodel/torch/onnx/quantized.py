@@ -7,23 +7,22 @@ front. The nodes after it stay floating-point and train.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators of PT2E
-from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import convert_exceptions
 from poetmodel.torch.int8.quantizing import check_training, convert_network
-from poetmodel.torch.onnx.operators import OPERATORS, OnnxNode, to_numbers
-from poetmodel.torch.onnx.reading import append_underscores, find_needed_nodes, read_constant
+from poetmodel.torch.onnx.operators import OnnxNode, register_operator
+from poetmodel.torch.onnx.reading import find_needed_nodes, read_constant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
+    from torch import nn
 
     from poetmodel.torch.int8.front import QuantizedFront
     from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord
@@ -48,6 +47,7 @@ class FrontRecord:
 
 def split_front(
     record: FileRecord,
+    make_module: Callable[[FileRecord], nn.Module],
     *,
     train: str | Sequence[str] | None,
     rounding: str,
@@ -76,15 +76,19 @@ def split_front(
     other_nodes = tuple(node for node in record.nodes if node.name not in front_names)
     front_input = _find_front_input(record, constants, front_nodes, other_nodes, result_name)
     shape = _find_front_shape(record, front_input, sizes)
-    front_module = _FrontModule(
-        record, front_nodes, constants, source=front_input.name, result=result_name
+    _check_scales(front_nodes, constants)
+    front_module = make_module(
+        replace(record, nodes=tuple(front_nodes), inputs=(front_input,), outputs=(result_name,))
     )
     # No layer depends on the size of the batch.
     example = torch.zeros([size if isinstance(size, int) else 1 for size in shape])
     with convert_exceptions(str(record.path)), torch.no_grad():
-        exported = torch.export.export(front_module, (example,))
+        exported_module = torch.export.export(front_module, (example,)).module()
+    for node in exported_module.graph.nodes:  # messages and `train` have the names of the file
+        for key, (path, kind) in node.meta.get("nn_module_stack", {}).items():
+            node.meta["nn_module_stack"][key] = (path.removeprefix("nodes."), kind)
     front = convert_network(
-        exported.module(), train=train, rounding=rounding, headroom=headroom, label=str(record.path)
+        exported_module, train=train, rounding=rounding, headroom=headroom, label=str(record.path)
     )
     return FrontRecord(front=front, source=front_input.name, result=result_name), replace(
         record, nodes=other_nodes
@@ -145,6 +149,17 @@ def _find_front_shape(
     return shape
 
 
+def _check_scales(nodes: Iterable[NodeRecord], constants: Mapping[str, Any]) -> None:
+    """Refuse quantization with a scale or zero point that is no constant."""
+    for node in nodes:
+        computed_names = [n for n in filter(None, node.inputs[1:3]) if n not in constants]
+        if node.operator in QUANTIZATION_OPERATORS and computed_names:
+            raise InputError(
+                f"node {node.name!r} ({node.operator}): expected a constant scale and zero point, "
+                f"got {computed_names[0]!r}, which the file computes"
+            )
+
+
 def _read_constants(record: FileRecord) -> dict[str, np.ndarray]:
     """Return the arrays of initializers and Constant nodes, by name."""
     arrays = dict(record.initializers)
@@ -181,137 +196,49 @@ def _find_front_result(record: FileRecord, constants: Mapping[str, Any]) -> str:
     return results[0]
 
 
-class _FrontModule(nn.Module):  # type: ignore[misc, unused-ignore]
-    """The nodes of a front, from value `source` to `result`, as a module for PyTorch's exporter."""
+@register_operator(*QUANTIZATION_OPERATORS, tensors=(0, 1, 2))
+def convert_quantization(
+    node: OnnxNode, x: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Quantize or dequantize by PT2E's operators.
 
-    def __init__(
-        self,
-        record: FileRecord,
-        nodes: Iterable[NodeRecord],
-        constants: Mapping[str, np.ndarray],
-        *,
-        source: str,
-        result: str,
-    ) -> None:
-        super().__init__()
-        self.source, self.result = source, result
-        self.constants = constants
-        self.records = [node for node in nodes if node.operator != "Constant"]
-        self.buffer_names: dict[str, str] = {}
-        """Name of the buffer of each constant, by the name of the constant."""
-        self.module_names: dict[str, str] = {}
-        """Name of the module of each node that has one, by the name of the node."""
-        for index, (name, value) in enumerate(constants.items()):
-            self.buffer_names[name] = f"constant_{index}"
-            self.register_buffer(self.buffer_names[name], torch.from_numpy(value.copy()))
-        for node in self.records:
-            if node.operator not in QUANTIZATION_OPERATORS:
-                module_name = append_underscores(node.name, partial(hasattr, self))
-                self.module_names[node.name] = module_name
-                self.add_module(module_name, OnnxNode(node, opset=record.opset))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the result of the front."""
-        values: dict[str, Any] = {self.source: x}
-        for node in self.records:
-            if node.operator in QUANTIZATION_OPERATORS:
-                result: Any = self._compute_quantization(node, values)
-            else:
-                operator = OPERATORS[node.operator]
-                operands = [
-                    self._read_operand(name, values, is_weight=position in operator.weights)
-                    for position, name in enumerate(node.inputs)
-                ]
-                result = getattr(self, self.module_names[node.name])(*operands)
-            if len(node.outputs) == 1:
-                values[node.outputs[0]] = result
-            else:
-                values.update(zip(node.outputs, result, strict=False))
-        front_result: torch.Tensor = values[self.result]
-        return front_result
-
-    def _read_operand(self, name: str, values: Mapping[str, Any], *, is_weight: bool) -> Any:
-        """Return the value `name`, None for ""; constants as numbers, weights as tensors."""
-        if not name:
-            return None
-        if name in values:
-            return values[name]
-        return (
-            getattr(self, self.buffer_names[name])
-            if is_weight
-            else to_numbers(self.constants[name])
+    Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
+    arithmetic. Only these and dequantized int8 values may have several scales.
+    """
+    if node.get("block_size", 0):
+        raise node.unsupported_error(
+            "block_size is not supported; quantize with one scale for each tensor or channel"
         )
-
-    def _compute_quantization(self, node: NodeRecord, values: Mapping[str, Any]) -> torch.Tensor:
-        """Compute a QuantizeLinear or DequantizeLinear with PT2E's operators.
-
-        Constants of other types than int8 and uint8, such as an int32 bias, are dequantized by
-        arithmetic. Only these and dequantized int8 values may have several scales.
-        """
-        if node.attributes.get("block_size", 0):
-            raise InputError(
-                f"node {node.name!r} ({node.operator}): block_size is not supported; quantize with "
-                "one scale for each tensor or channel"
-            )
-        x, scale, zeros = (
-            self._read_operand(operand, values, is_weight=True)
-            for operand in (*node.inputs, "")[:3]
+    is_quantize = node.operator == QUANTIZE
+    dtype = x.dtype if zeros is None else zeros.dtype
+    if is_quantize and dtype.is_floating_point:
+        dtype = _read_output_type(node)
+    if not is_quantize and dtype not in _LIMITS and not x.is_floating_point():
+        return (x if zeros is None else x - zeros) * scale
+    if zeros is None:
+        zeros = torch.zeros_like(scale, dtype=torch.int64)
+    if not is_quantize and dtype is torch.int8 and scale.numel() > 1:
+        result: torch.Tensor = _decomposed.dequantize_per_channel(
+            x, scale, zeros, int(node.get("axis", 1)), -128, 127, dtype
         )
-        dtype = x.dtype if zeros is None else zeros.dtype
-        if node.operator == QUANTIZE and dtype.is_floating_point:
-            dtype = self._read_output_type(node)
-        if scale.numel() > 1 and dtype is torch.int8 and node.operator == DEQUANTIZE:
-            if zeros is None:
-                zeros = torch.zeros_like(scale, dtype=torch.int64)
-            axis = int(node.attributes.get("axis", 1))
-            result: torch.Tensor = _decomposed.dequantize_per_channel(
-                x, scale, zeros, axis, -128, 127, dtype
-            )
-            return result
-        if (
-            node.operator == DEQUANTIZE
-            and node.inputs[0] in self.constants
-            and dtype not in _LIMITS
-        ):
-            # For example an int32 bias.
-            return (x if zeros is None else x - zeros) * scale
-        if scale.numel() > 1 or dtype not in _LIMITS:
-            raise InputError(
-                f"node {node.name!r} ({node.operator}): expected one scale, and int8 or uint8, got "
-                f"{scale.numel()} scales and {dtype}"
-            )
-        computed = [name for name in node.inputs[1:3] if name and name not in self.constants]
-        if computed:
-            raise InputError(
-                f"node {node.name!r} ({node.operator}): expected a constant scale and zero point, "
-                f"got {computed[0]!r}, which the file computes"
-            )
-        arguments = (
-            float(self.constants[node.inputs[1]]),
-            self._read_zero_point(node),
-            *_LIMITS[dtype],
-            dtype,
+        return result
+    if scale.numel() > 1 or dtype not in _LIMITS:
+        raise node.unsupported_error(
+            f"expected one scale, and int8 or uint8, got {scale.numel()} scales and {dtype}"
         )
-        operator_name = (
-            "quantize_per_tensor" if node.operator == QUANTIZE else "dequantize_per_tensor"
+    convert = _decomposed.quantize_per_tensor if is_quantize else _decomposed.dequantize_per_tensor
+    converted_value: torch.Tensor = convert.tensor(x, scale, zeros, *_LIMITS[dtype], dtype)
+    return converted_value
+
+
+def _read_output_type(node: OnnxNode) -> torch.dtype:
+    """Return the result type of a QuantizeLinear without a zero point, by default uint8."""
+    number = int(node.get("output_dtype", 0))
+    if number not in _OUTPUT_TYPES:
+        raise node.unsupported_error(
+            f"expected the output_dtype INT8 (3) or UINT8 (2), got {number}"
         )
-        converted_value: torch.Tensor = getattr(_decomposed, operator_name)(x, *arguments)
-        return converted_value
-
-    def _read_output_type(self, node: NodeRecord) -> torch.dtype:
-        """Return the result type of a QuantizeLinear without a zero point, by default uint8."""
-        number = int(node.attributes.get("output_dtype", 0))
-        if number not in _OUTPUT_TYPES:
-            raise InputError(
-                f"node {node.name!r} ({node.operator}): expected the output_dtype INT8 (3) or "
-                f"UINT8 (2), got {number}"
-            )
-        return _OUTPUT_TYPES[number]
-
-    def _read_zero_point(self, node: NodeRecord) -> int:
-        """Return the zero point of a node; 0 if the node has none, or an empty name for it."""
-        name = (*node.inputs, "")[2]
-        return int(self.constants[name]) if name else 0
+    return _OUTPUT_TYPES[number]
 
 
 _LIMITS: Final = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
