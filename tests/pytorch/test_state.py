@@ -295,7 +295,9 @@ FAILING = {
         r"forward changes .*parts.*notes",
     ),
     "system": (lambda p, x: p[0](x) * random.SystemRandom().random(), FROZEN),
-    "fresh generator": (lambda p, x: p[0](x) * random.Random().random(), FROZEN),  # noqa: S311
+    "fresh generator": (
+        lambda p, x: p[0](x) * random.Random().random(),  # noqa: S311
+        r"forward reads at .*test_state.py:\d+ .* Python computes anew .*make it an input"),
 }  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def _refuse_fresh(front: StepFront, captured: Capture, tensors: Sequence[torch.T
         where = f" at {line}" if line else ""
         raise CaptureError(
             f"{front.name}: forward reads{where} a tensor of an earlier pass, or a number that "
-            "Python computes anew in each step, and one graph has that of its capture; make it an "
+            "Python computes anew in each step; a compiled step would repeat it: make it an "
             "input or a buffer"
         )
 
