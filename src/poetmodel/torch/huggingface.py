@@ -12,8 +12,7 @@ with convert_missing_packages("poetmodel.torch.huggingface", install="transforme
     import torch
     import transformers
 
-    from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.wrapping import LOOP_OPTIONS, forbid_reads, loss_module, refuse_processes
+    from poetmodel.torch.wrapping import LOOP_OPTIONS, TrainingLoop, forbid_reads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +24,7 @@ _REMEDY: Final = (
 """Advice in the message for training in several processes."""
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
+class Trainer(TrainingLoop, transformers.Trainer):  # type: ignore[misc, unused-ignore]
     """A ``transformers.Trainer`` that compiles its training step on the first batch.
 
     Forward pass, loss and backward pass stay within the budget. Other behaviour is unchanged:
@@ -60,14 +59,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
     ) -> None:
-        refuse_processes("poetmodel's Trainer", _REMEDY)
         compile_options = {key: options.pop(key) for key in LOOP_OPTIONS.intersection(options)}
-        self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **compile_options}
-        self.step: Step | None = None
-        """The compiled step; None before the first batch."""
-        self._compiled_model: torch.nn.Module | None = None
-        """The model of the compiled step; None if a new step must be compiled."""
-        self._whole_step = whole_step
+        self._prepare(
+            "poetmodel's Trainer", _REMEDY, ram=ram, whole_step=whole_step, **compile_options
+        )
         self._recorded_loss: Any = None
         """The loss to differentiate, between two functions of `_loss`."""
 
@@ -92,9 +87,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         try:
             return super().train(*args, **kwargs)
         finally:
-            if self._whole_step and self.step is not None:
-                self.step.close()
-                self._compiled_model = None
+            self._close_whole_step()
 
     def training_step(
         self,
@@ -123,24 +116,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             forbid_reads(self.state, "epoch", "global_step", method=method),
             patch.object(self, "current_gradient_accumulation_steps", accumulated_batches),
         ):
-            if self.step is None or self._compiled_model is not model:
-                if self.step is not None:
-                    self.step.close()
-                self.step = compile(
-                    loss_module(model, self._loss),
-                    None,
-                    batch,
-                    **self._options,
-                    **self._optimizer_options(),
-                )
-                self._compiled_model = model
-            loss: torch.Tensor = self.step(*batch)
+            loss: torch.Tensor = self._step_of(model, self._loss, batch)(*batch)
         return loss
 
     def _optimizer_options(self) -> dict[str, Any]:
-        """Return the options for optimizer and clipping; empty unless `whole_step`."""
-        if not self._whole_step:
-            return {}
+        """Return the options for optimizer and clipping."""
         # Accelerate wraps the optimizer.
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return {"optimizer": optimizer, "clip_grad_norm": self.args.max_grad_norm or None}

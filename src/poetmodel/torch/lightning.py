@@ -14,14 +14,7 @@ with convert_missing_packages("poetmodel.torch.lightning", install="lightning"):
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
     from poetmodel.torch.capturing.inputs import find_loss
-    from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.wrapping import (
-        LOOP_OPTIONS,
-        LoopKeywords,
-        forbid_reads,
-        loss_module,
-        refuse_processes,
-    )
+    from poetmodel.torch.wrapping import LOOP_OPTIONS, LoopKeywords, TrainingLoop, forbid_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +27,7 @@ _REMEDY: Final = (
 """Advice in the message for training in several processes."""
 
 
-class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
+class Strategy(TrainingLoop, SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     """A strategy for one CPU process that compiles ``training_step`` on the first batch.
 
     ``lightning.Trainer(strategy=Strategy(ram="60%"))``. Forward pass, loss and backward pass stay
@@ -81,13 +74,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ) -> None:
         if unknown_names := options.keys() - LOOP_OPTIONS:
             raise TypeError(f"Strategy: unknown parameters: {join_names(sorted(unknown_names))}")
-        refuse_processes("Strategy", _REMEDY)
+        self._prepare("Strategy", _REMEDY, ram=ram, whole_step=whole_step, **options)
         super().__init__("cpu", accelerator, checkpoint_io, precision_plugin)
-        self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
-        self.step: Step | None = None
-        """The last compiled step, also after it is closed; None before the first batch."""
-        self._compiled_module: Any = None
-        self._whole_step = whole_step
         self._current_trainer: Any = None
         """The trainer of the current batch."""
         self._log: Any = None
@@ -100,13 +88,13 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Execute forward and backward pass; return the result of ``training_step``, detached.
 
-        Compiles on the first batch of a module, and on the first batch after `teardown` has closed
-        the step. Logs the values of the batch. On the first of ``accumulate_grad_batches`` batches,
-        clears ``.grad`` before the step, then moves the new gradients from ``.grad`` to a list for
-        `backward`, because Lightning clears ``.grad`` before `backward`; later batches add theirs
-        to ``.grad``. With `whole_step`, the step updates the parameters and leaves no gradients.
-        Raises `CaptureError` for manual optimization, and the errors of compilation and of the
-        step.
+        Compiles on the first batch of a module, after closing the previous step, and on the first
+        batch after `teardown` has closed the step. Logs the values of the batch. On the first of
+        ``accumulate_grad_batches`` batches, clears ``.grad`` before the step, then moves the new
+        gradients from ``.grad`` to a list for `backward`, because Lightning clears ``.grad`` before
+        `backward`; later batches add theirs to ``.grad``. With `whole_step`, the step updates the
+        parameters and leaves no gradients. Raises `CaptureError` for manual optimization, and the
+        errors of compilation and of the step.
         """
         module: Any = self.lightning_module
         if not module.automatic_optimization:
@@ -132,18 +120,9 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             patch.object(module, "_trainer", None),  # exclude the trainer from the capture
             forbid_reads(trainer, "current_epoch", "global_step", method=method),
         ):
-            if self.step is None or self._compiled_module is not module:
+            if self._compiled_model is not module:
                 self._log = self._make_log(module)
-                optimizer_options = self._optimizer_options(trainer) if self._whole_step else {}
-                self.step = compile(
-                    loss_module(module, self._traced_training_step),
-                    None,
-                    step_inputs,
-                    **self._options,
-                    **optimizer_options,
-                )
-                self._compiled_module = module
-            output = self.step(**step_inputs)
+            output = self._step_of(module, self._traced_training_step, step_inputs)(**step_inputs)
         if is_first:
             self._gradients = [
                 (parameter, parameter.grad)
@@ -177,14 +156,12 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         Closing moves state on storage to RAM. `step` remains the closed step until the next
         training compiles a new one.
         """
-        if self._whole_step and self.step is not None:
-            self.step.close()
-            self._compiled_module = None
+        self._close_whole_step()
         super().teardown()
 
-    def _optimizer_options(self, trainer: Any) -> dict[str, Any]:
+    def _optimizer_options(self) -> dict[str, Any]:
         """Return the options ``optimizer`` and ``clip_grad_norm``; refuse those not supported."""
-        errors = []
+        trainer, errors = self._current_trainer, []
         if len(self.optimizers) != 1:
             errors.append(f"expected one optimizer, got {len(self.optimizers)}")
         if trainer.accumulate_grad_batches > 1:

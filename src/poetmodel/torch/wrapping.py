@@ -1,8 +1,9 @@
-"""Helpers for training loops of other libraries: model and loss as one module, and checks."""
+"""What training loops of other libraries share: a compiled step for their model, and checks."""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 from unittest.mock import PropertyMock, patch
@@ -10,6 +11,7 @@ from unittest.mock import PropertyMock, patch
 import torch
 
 from poetmodel.errors import InputError
+from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -40,16 +42,48 @@ LOOP_OPTIONS: Final = frozenset(LoopKeywords.__annotations__)
 """Names of the options in `LoopKeywords`."""
 
 
-def refuse_processes(name: str, remedy: str) -> None:
-    """Raise `InputError`, about `name` and with `remedy`, if several processes train together."""
-    process_count = int(os.environ.get("WORLD_SIZE") or 1)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        process_count = torch.distributed.get_world_size()
-    if process_count > 1:
-        raise InputError(
-            f"{name}: one of {process_count} processes, but a compiled step trains in a single "
-            f"process: {remedy}"
-        )
+class TrainingLoop:
+    """A training loop with a step compiled at the first batch of a model."""
+
+    def _prepare(
+        self, name: str, remedy: str, *, ram: str | int, whole_step: bool, **options: Any
+    ) -> None:
+        """Set the options; refuse several processes by a message about `name` with `remedy`."""
+        process_count = int(os.environ.get("WORLD_SIZE") or 1)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            process_count = torch.distributed.get_world_size()
+        if process_count > 1:
+            raise InputError(
+                f"{name}: one of {process_count} processes, but a compiled step trains in a single "
+                f"process: {remedy}"
+            )
+        self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **options}
+        self._whole_step = whole_step
+        self.step: Step | None = None
+        """The last compiled step, also after it is closed; None before the first batch."""
+        self._compiled_model: torch.nn.Module | None = None
+        """The model of the step; None if a new step must be compiled."""
+
+    @abstractmethod
+    def _optimizer_options(self) -> dict[str, Any]:
+        """Return the options for optimizer and clipping of a whole step."""
+
+    def _step_of(self, model: torch.nn.Module, loss: Callable[..., Any], batch: Any) -> Step:
+        """Return the step of a model; for another one than before, close it and compile."""
+        if self.step is None or self._compiled_model is not model:
+            if self.step is not None:
+                self.step.close()
+            optimizer_options = self._optimizer_options() if self._whole_step else {}
+            module = loss_module(model, loss)
+            self.step = compile(module, None, batch, **self._options, **optimizer_options)
+            self._compiled_model = model
+        return self.step
+
+    def _close_whole_step(self) -> None:
+        """Close a step with updates, which moves its state to RAM."""
+        if self._whole_step and self.step is not None:
+            self.step.close()
+            self._compiled_model = None
 
 
 @contextmanager
