@@ -263,6 +263,11 @@ class Joint:
             for source in self.value_guards.sources
         ]
 
+    @cached_property
+    def argument_positions(self) -> Mapping[fx.Node, int]:
+        """Position of each argument, by its node."""
+        return {argument.node: position for position, argument in enumerate(self.arguments)}
+
     def arguments_of(self, kind: InputKind) -> tuple[InputSpec, ...]:
         """Return the arguments of one kind, in order."""
         return tuple(argument for argument in self.arguments if argument.kind == kind)

@@ -317,11 +317,8 @@ class StepLowering:
 
     def _name_gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters that the step returns, in the order of parameters."""
-        argument_index = {
-            argument.node: index for index, argument in enumerate(self.joint.arguments)
-        }
         gradients = [
-            (argument_index[result.target.node], result.target.name, result.node)
+            (self.joint.argument_positions[result.target.node], result.target.name, result.node)
             for result in self.joint.results
             if result.kind is OutputKind.GRADIENT
             and result.target is not None

@@ -69,9 +69,7 @@ class StepWriter(Rewriter):
         self._scheduled_storages = plan.storages
         self._storages_of_last_use = _storages_by_last_use(trace.step_graph, plan)
         """Storages that are not in the plan, by the position in the program of their last use."""
-        self._positions = {
-            argument.node: position for position, argument in enumerate(trace.joint.arguments)
-        }
+        self._positions = trace.joint.argument_positions
         for argument in trace.joint.arguments:
             self._placeholders[argument.node] = self.graph.placeholder(argument.node.name)
         self._new_moments = (

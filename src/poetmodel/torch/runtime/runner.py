@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from torch import fx
-
     from poetmodel.torch.runtime.program import Emit
     from poetmodel.torch.step.scheduled import WholePlan
     from poetmodel.torch.step.trace import Trace
@@ -82,8 +80,8 @@ class Runner:
         )
         """Whether gradients are added to existing ones only at the end of the step."""
         joint = trace.joint
-        indices = {argument.node: index for index, argument in enumerate(joint.arguments)}
-        self._targets = _gradient_targets(trace, indices)
+        positions = joint.argument_positions
+        self._targets = _gradient_targets(trace)
         """Target of each gradient, by output index, in the order of completion."""
         results = [output.result for output in self.program.end_results.values()]
         self._returned_positions = [
@@ -96,16 +94,16 @@ class Runner:
         ]
         targets = {position: result.target for position, result in enumerate(results)}
         self._changed_arguments = {
-            position: indices[target.node]
+            position: positions[target.node]
             for position, target in targets.items()
             if target is not None
         }
         """Index of each argument whose new value is an end result, by position of the result."""
         self._is_random = any(operation.is_random for operation in trace.step_graph.operations)
-        self._module_indices = [indices[argument.node] for argument in joint.module_arguments]
+        self._module_indices = [positions[argument.node] for argument in joint.module_arguments]
         """Indices of the arguments that are tensors of modules."""
         self._input_positions = [
-            (indices[a.node], a.position) for a in joint.arguments_of(InputKind.USER_INPUT)
+            (positions[a.node], a.position) for a in joint.arguments_of(InputKind.USER_INPUT)
         ]
         """(index among the arguments, position in the flat inputs) of each input."""
         constant_kinds = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
@@ -114,11 +112,11 @@ class Runner:
         ]
         """Values of the arguments that are equal in each step; None for other arguments."""
         self._constant_indices = [
-            (a.target, indices[a.node]) for a in joint.arguments_of(InputKind.CONSTANT_TENSOR)
+            (a.target, positions[a.node]) for a in joint.arguments_of(InputKind.CONSTANT_TENSOR)
         ]
         output_keys = trace.step_graph.output_keys
         stored_positions = [
-            indices[a.node]
+            positions[a.node]
             for a in joint.arguments
             if output_keys.get(a.node, (None,))[0] in self._state_keys
         ]
@@ -371,9 +369,7 @@ class Gradients:
                 target.grad.add_(value)
 
 
-def _gradient_targets(
-    trace: Trace, argument_indices: Mapping[fx.Node, int]
-) -> dict[int, GradientTarget]:
+def _gradient_targets(trace: Trace) -> dict[int, GradientTarget]:
     """Return a `GradientTarget` for each gradient that a step emits, by output index."""
     step_graph = trace.step_graph
     readers = [operation.reads for operation in step_graph.operations]
@@ -388,7 +384,7 @@ def _gradient_targets(
     last_output = {key: output_index for output_index, key in keys.items()}
     return {
         output_index: GradientTarget(
-            argument=argument_indices[targets[output_index].node],
+            argument=trace.joint.argument_positions[targets[output_index].node],
             key=key,
             is_last=last_output[key] == output_index,
             is_sole_reader=[n_readers[i] for i in trace.outputs[output_index].reads.storages]

@@ -751,7 +751,7 @@ class OptimizerState:
         self._positions_on_storage = frozenset(positions_on_storage)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
-        positions = {argument.node: position for position, argument in enumerate(joint.arguments)}
+        positions = joint.argument_positions
         self._sources = [
             (positions[a.node], a.optimizer_value)
             for a in joint.arguments
