@@ -1,5 +1,7 @@
 """State of the process that a step reads: it is guarded, and restored to the user."""
 
+import enum
+import functools
 import os
 import re
 from contextlib import contextmanager
@@ -143,6 +145,52 @@ def test_changed_classes_whose_code_is_in_the_graph_are_noticed(name):
     assert not guards.hold(flat)
     text = str([*guards.differences(flat)])
     assert re.search(r"of the class (Scaled|Kept) was replaced", text)
+
+
+class Factor(enum.Enum):
+    """A number whose value Python finds by a descriptor that the class itself does not answer."""
+
+    TWO = 2.0
+
+
+class Bound:
+    """A method of its own kind, which is another object each time it is read."""
+
+    def __init__(self, func):
+        self.func = func
+
+    def __get__(self, owner, kind=None):
+        """Return the function for an object."""
+        return functools.partial(self.func, owner)
+
+
+class PartlyGiven(nn.Module):
+    """Reads what its class does not answer, or answers with another object each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factor = nn.Linear(4, 4), Factor.TWO
+
+    @Bound
+    def doubled(self, x):
+        """Return a product."""
+        return self.layer(x) * 2.0
+
+    def forward(self, x):
+        """Read both."""
+        return self.doubled(x) * self.factor.value
+
+
+def test_attributes_that_reading_converts_are_no_change(monkeypatch):
+    """A step of them is called again; another method in the place of one is noticed."""
+    own = PartlyGiven(), functional.mse_loss, (torch.randn(3, 4), torch.randn(3, 4))
+    joint = pmt.capture(*own)
+    guards, flat = Guards(joint), joint.flat_inputs(own[2])
+    assert guards.hold(flat)
+    assert find_differences(compile_keep_all(*own), *own) == []
+    monkeypatch.setattr(PartlyGiven, "doubled", Bound(lambda m, x: m.layer(x) * 3.0))
+    assert not guards.hold(flat)
+    assert "doubled of the class PartlyGiven was replaced" in str([*guards.differences(flat)])
 
 
 def test_a_changed_class_is_refused_or_compiled_for():

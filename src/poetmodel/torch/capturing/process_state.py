@@ -6,7 +6,8 @@ import itertools
 import os
 import sys
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ import torch
 from poetmodel.torch.capturing.front_private import GLOBAL_HOOKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _FLAGS: Final[dict[str, Callable[[], object]]] = {
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
@@ -98,7 +99,7 @@ class ClassState:
     def __init__(self, classes: Iterable[type], code: frozenset[CodeType]) -> None:
         names = [(kind, _guarded_names(kind, code)) for kind in classes if _is_changeable(kind)]
         self._names = [(kind, kind_names) for kind, kind_names in names if kind_names]
-        self._getters = [(attrgetter(*names), kind) for kind, names in self._names]
+        self._getters = [(_make_getter(kind, names), kind) for kind, names in self._names]
         self._old_values = [get(kind) for get, kind in self._getters]
         """For each class the value of its only name, or a tuple with that of each name."""
 
@@ -114,7 +115,7 @@ class ClassState:
         for (kind, names), old_value in zip(self._names, self._old_values, strict=True):
             old_values = old_value if len(names) > 1 else (old_value,)
             for name, value in zip(names, old_values, strict=True):
-                if getattr(kind, name, None) != value:
+                if value not in (getattr(kind, name, None), _stored(kind, name)):
                     subject = "__bases__" if name == "__mro__" else name
                     yield f"{subject} of the class {kind.__name__} was replaced"
 
@@ -138,6 +139,24 @@ def _guarded_names(kind: type, code: frozenset[CodeType]) -> list[str]:
     }
     is_foreign = kind.__module__.partition(".")[0] == "torch"
     return sorted(names if is_foreign else names | {"__mro__"})
+
+
+def _make_getter(kind: type, names: Sequence[str]) -> Callable[[type], Any]:
+    """Return a function that reads attributes of a class, stored ones if reading converts any."""
+    get = attrgetter(*names)
+    with suppress(AttributeError):
+        if get(kind) == get(kind):  # a `partialmethod` is another object each time
+            return get
+    if len(names) == 1:
+        return partial(_stored, name=names[0])
+    return lambda kind: tuple(_stored(kind, name) for name in names)
+
+
+def _stored(kind: type, name: str) -> Any:
+    """Return an attribute of a class as it or a base has it, or None."""
+    if name == "__mro__":
+        return kind.__mro__
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:
