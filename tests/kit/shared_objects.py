@@ -37,7 +37,7 @@ class Store:
         """Return the path of a file; if it is missing, call `make` with a path to write it to."""
         path = self.path(name)
         if not path.exists():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=path.parent) as folder:
                 make(Path(folder, name))
                 Path(folder, name).replace(path)
@@ -120,7 +120,7 @@ def build(folder, target, *, settings=()):
     names = _store_names(folder, objects, flags)
     for path, name in names.items():
         if STORE.path(name).exists():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(STORE.path(name), path)
     program = board.build_program(folder, target, settings=settings)
     for path, name in names.items():
