@@ -115,7 +115,7 @@ class ClassState:
         for (kind, names), old_value in zip(self._names, self._old_values, strict=True):
             old_values = old_value if len(names) > 1 else (old_value,)
             for name, value in zip(names, old_values, strict=True):
-                if value not in (getattr(kind, name, None), _stored(kind, name)):
+                if value not in (getattr(kind, name, None), _find_stored(kind, name)):
                     subject = "__bases__" if name == "__mro__" else name
                     yield f"{subject} of the class {kind.__name__} was replaced"
 
@@ -148,11 +148,11 @@ def _make_getter(kind: type, names: Sequence[str]) -> Callable[[type], Any]:
         if get(kind) == get(kind):  # a `partialmethod` is another object each time
             return get
     if len(names) == 1:
-        return partial(_stored, name=names[0])
-    return lambda kind: tuple(_stored(kind, name) for name in names)
+        return partial(_find_stored, name=names[0])
+    return lambda kind: tuple(_find_stored(kind, name) for name in names)
 
 
-def _stored(kind: type, name: str) -> Any:
+def _find_stored(kind: type, name: str) -> Any:
     """Return an attribute of a class as it or a base has it, or None."""
     if name == "__mro__":
         return kind.__mro__
