@@ -44,8 +44,8 @@ class StepCaptures:
         """The inputs of Dynamo's graph at the capture."""
         self._value_indices = {id(capture): _value_indices(capture) for capture in captures}
         parts = [m for m in (front.model, front.loss_fn) if isinstance(m, torch.nn.Module)]
-        self._held = HeldContainers(module for part in parts for module in part.modules())
-        modules = (module for part in parts for module in part.modules())
+        modules = [module for part in parts for module in part.modules()]
+        self._held = HeldContainers(modules)
         self.class_state = ClassState(
             set(map(type, modules)).union(*(capture.classes for capture in captures)),
             frozenset().union(*(capture.code for capture in captures)),

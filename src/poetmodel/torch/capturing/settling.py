@@ -154,7 +154,7 @@ _CHANGED: Final = re.compile(r"(.*) was (.*?) and is (.*?)(?:, read( at .*))?")
 
 
 def _describe_change(reasons: Sequence[str]) -> str:
-    """Return what forward changes as text, from the first reason why a capture is not valid."""
+    """Return a text for a change by forward: the first reason why a capture is not valid."""
     reason = "".join(reasons[:1])
     if (match := _CHANGED.fullmatch(reason)) is not None:
         name, old, new, where = match.groups()

@@ -51,13 +51,12 @@ class StepProgram:
 class StepWriter(Rewriter):
     """Writes the program of a plan, which is valid, with blocking transfers.
 
-    The
-    code emits each gradient as soon as it is computed. Storages outside the plan are kept until
+    The code emits each gradient as soon as it is computed. Storages outside the plan are kept until
     their last reader. A recomputed random operation starts from the random state of its first
     execution. An operator runs in place if the program frees its input right after it.
 
-    State with its home on storage is paged into new memory, updated there, and
-    written back. State with its home in RAM needs no instruction.
+    State with its home on storage is paged into new memory, updated there, and written back. State
+    with its home in RAM needs no instruction.
     """
 
     def __init__(self, trace: Trace, plan: WholePlan) -> None:

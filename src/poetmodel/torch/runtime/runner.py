@@ -41,8 +41,8 @@ _RETURNED_KINDS: Final = (OutputKind.LOSS, OutputKind.OUTPUT, OutputKind.STORED)
 class Runner:
     """Executes a captured step by a plan.
 
-    The program is compiled, and its transfers block. `folder` is that of page
-    and state file, whose creation moves state to the homes of the plan. With `rollback`, a failed
+    The program is compiled, and its transfers block. `folder` is that of page and state file, whose
+    creation moves state to the homes of the plan. With `rollback`, a failed
     step leaves parameters, gradients and state unchanged; updates are undone from the state file. A
     step with inputs of other shapes shares `state_store`.
     """

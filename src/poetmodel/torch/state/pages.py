@@ -208,7 +208,7 @@ def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
 def find_read_fault(
     descriptor: int, memory: memoryview, offset: int, expected_checksum: int
 ) -> str:
-    """Read a page into `memory`, and retain no copy in the file cache; return what is wrong."""
+    """Read a page into `memory`, and retain no copy in the file cache; return the fault or ""."""
     size = len(memory)
     try:
         read_bytes = read_page(descriptor, memory, offset)
