@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import poetmodel.torch as pmt
-from kit.eager_steps import compile_keep_all, find_differences
+from kit.eager_steps import (
+    compile_keep_all,
+    copy_outcome,
+    find_differences,
+    find_unequal,
+    run_eager_step,
+)
 from kit.rotation import mark_seeds_except
 from kit.traced_models import row_step
 from poetmodel.torch.capturing.guards import Guards
@@ -51,7 +57,6 @@ def restored(model):
     for parameter, data, requires_grad in parameters:
         parameter.data = data
         parameter.requires_grad_(requires_grad)
-        parameter._backward_hooks = parameter._post_accumulate_grad_hooks = None
 
 
 def tied(**options):
@@ -167,51 +172,84 @@ def nothing(*_):
     """Do nothing."""
 
 
-HOOKS = (
-    lambda tensor: tensor.register_hook(lambda gradient: gradient * 10),
-    lambda tensor: tensor.register_post_accumulate_grad_hook(nothing),
-)
+def scale(tensor):
+    """Let a tensor's gradient be ten times as large."""
+    tensor.register_hook(lambda gradient: gradient * 10)
 
 
-@pytest.mark.parametrize(
-    ("register", "dynamic"),
-    mark_seeds_except(
-        [(hook, dynamic) for hook in HOOKS for dynamic in ("error", "retrace")],
-        [(HOOKS[0], "error"), (HOOKS[1], "retrace")],
-    ),
-)
-def test_hooks_of_parameters_are_refused(register, dynamic, kept, retracing):
-    """Before and after compile, by a step and by `verify`; without them, training continues."""
-    own, step = kept if dynamic == "error" else retracing
-    model, _, inputs = own
-    model.zero_grad()
-    handle = register(model[3].weight)
-    words = r"3\.weight: a compiled step does not run hooks of parameters"
-    with pytest.raises(pmt.CaptureError, match=words):
-        compile_keep_all(*own)
-    with pytest.raises(pmt.CaptureError, match=words):
-        step(*inputs)
-    with pytest.raises(pmt.CaptureError, match=words):
-        step.verify()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    handle.remove()
-    assert find_differences(step, *own) == []
+def clamp(tensor):
+    """Clamp a tensor's gradient in place, once it is in ``.grad``."""
+
+    def change(tensor):
+        tensor.grad.clamp_(-0.01, 0.01)
+
+    tensor.register_post_accumulate_grad_hook(change)
 
 
-@pytest.mark.parametrize("register", HOOKS)
-def test_hooks_of_inputs_and_losses_are_refused(register):
-    """An input that gets a gradient has hooks too, and so has a loss that is a module."""
-    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4))
-    x.requires_grad_()
-    step = compile_keep_all(model, loss_fn, (x, y))
-    register(x)
-    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: .*hooks"):
-        step(x, y)
-    loss_fn = nn.Sequential(nn.Linear(1, 1))
-    loss_fn.forward = lambda y, t: (y - t).square().mean() * loss_fn[0].weight.sum()
-    register(loss_fn[0].weight)
-    with pytest.raises(pmt.CaptureError, match=r"0\.weight: .*hooks"):
-        compile_keep_all(model, loss_fn, (y, y))
+def train(tensor):
+    """Scale a tensor's gradient, update the tensor, and remove the gradient."""
+
+    def update(tensor):
+        with torch.no_grad():
+            tensor.sub_(0.1 * tensor.grad)
+        tensor.grad = None
+
+    scale(tensor)
+    tensor.register_post_accumulate_grad_hook(update)
+
+
+@pytest.mark.parametrize("register", [scale, clamp, train])
+def test_hooks_of_gradients_are_called(register):
+    """As in eager mode, of a weight used twice and of an input, while gradients add up.
+
+    A step that recomputes reads the weight again after its gradient exists. A hook may come later.
+    """
+
+    def make():
+        torch.manual_seed(1)
+        own = row_step(nn.Linear(4, 4), nn.ReLU(), by=lambda p, x: p[0](p[1](p[0](p[1](p[0](x))))))
+        own[2][0].requires_grad_()
+        return own
+
+    (model, loss_fn, inputs), twin = make(), make()
+    register(model.parts[0].weight)
+    step = compile_keep_all(model, loss_fn, inputs, ram="85%")
+    assert model.parts[0].weight.grad is None
+    register(twin[0].parts[0].weight)
+    for n_steps in range(3):
+        if n_steps == 1:
+            register(inputs[0])
+            register(twin[2][0])
+        expected = copy_outcome(twin[0], run_eager_step(*twin))
+        assert find_unequal(expected, copy_outcome(model, step(*inputs))) == []
+        gradients = [own[0].grad for own in (inputs, twin[2])]
+        assert gradients[0] is gradients[1] is None or torch.equal(*gradients)
+    assert step.verify().equal
+    assert find_unequal(copy_outcome(twin[0], inputs[1]), copy_outcome(model, inputs[1])) == []
+
+
+def test_gradients_with_hooks_wait_for_the_end():
+    """`verify` states their bytes, which existing gradients need in addition."""
+    own = row_step(nn.Linear(4, 4))
+    step = compile_keep_all(*own)
+    assert step.verify().second_gradients_bytes == 0
+    scale(own[0][0].weight)
+    assert step.verify().second_gradients_bytes == own[0][0].weight.nbytes
+
+
+@pytest.mark.parametrize("register", [scale, clamp])
+def test_hooks_of_gradients_are_refused_where_nothing_calls_them(register):
+    """By a step with updates, also later, and by a graph that is executed elsewhere."""
+    own = row_step(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
+    step = compile_keep_all(*own, optimizer=optimizer)
+    register(own[0][0].weight)
+    with pytest.raises(pmt.CaptureError, match=r"0\.weight: .*hooks of parameters.*optimizer"):
+        step(*own[2])
+    with pytest.raises(pmt.CaptureError, match=r"0\.weight: .*hooks of parameters.*optimizer"):
+        compile_keep_all(*own, optimizer=optimizer)
+    with pytest.raises(pmt.CaptureError, match=r"0\.weight has a hook of its gradient"):
+        pmt.trace(*own)
 
 
 @pytest.mark.parametrize(
@@ -333,8 +371,6 @@ GUARDED = (
     lambda model: model.eval(),
     lambda model: model[2].eval(),
     lambda model: model[0].weight.requires_grad_(requires_grad=False),
-    lambda model: model[0].weight.register_hook(lambda gradient: gradient),
-    lambda model: model[0].weight.register_post_accumulate_grad_hook(lambda _: None),
     lambda model: model[2].register_forward_hook(lambda *_: None),
     lambda model: model[2].register_full_backward_pre_hook(lambda *_: None),
     lambda model: setattr(model[2], "p", 0.25),

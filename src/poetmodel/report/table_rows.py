@@ -237,7 +237,7 @@ def _step_rows() -> dict[str, tuple[RowSpec, ...]]:
             ("step.reserved_bytes", "of which reserved", format_exact_bytes),
             (
                 "step.certificate.second_gradients_bytes",
-                "additional bytes while gradients accumulate (rollback)",
+                "additional bytes while gradients accumulate (rollback, hooks)",
                 format_exact_bytes,
             ),
             ("step.certificate.state_on_storage_bytes", "state on storage", format_exact_bytes),

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from poetmodel.errors import join_names
 from poetmodel.torch.capturing.inputs import is_plain
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, Lookup, OutputKind, format_path
+from poetmodel.torch.capturing.modules import has_hooks
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph.tensors import storage_key
 
@@ -63,8 +64,8 @@ class Guards:
 
     They must be those at construction, and values that Python code read those of the capture.
     Construction and checks raise `CaptureError` if no compiled step supports the call: in inference
-    mode, for inputs computed from other tensors that require a gradient, and for gradient hooks of
-    parameters, buffers or inputs.
+    mode, for inputs computed from other tensors that require a gradient, and in a step with updates
+    for gradient hooks of parameters.
     """
 
     def __init__(self, joint: Joint) -> None:
@@ -120,7 +121,8 @@ class Guards:
             position for position, value in enumerate(joint.inputs) if id(value) not in positions
         ]
         """Positions of the flat inputs that are no inputs of Dynamo's graph."""
-        self._tensors = _GraphTensors(graph_tensors, joint.inputs)
+        may_hook = joint.optimizer is None
+        self._tensors = _GraphTensors(graph_tensors, joint.inputs, may_hook=may_hook)
         changed_tensors = self._find_changed_tensors(joint.module)
         changed_positions = [positions[id(t)] for t in changed_tensors if id(t) in positions]
         self._changed_memory = _ChangedMemory(changed_positions, graph_tensors, joint.inputs)
@@ -169,7 +171,7 @@ class Guards:
         )
 
     def hold_within(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether tensors of Dynamo's graph have no hook, and share memory as before."""
+        """Return whether tensors of Dynamo's graph share memory as before, without wrong hooks."""
         if not self._tensors.are_as_before(tensors):
             return False
         overlaps = self.compiled_assumptions.overlaps
@@ -295,12 +297,16 @@ class Guards:
         refuse_inference_mode()
         refuse_inputs(inputs)
         hooked_names = [
-            joint.module_arguments[index].name
-            for index, tensor in enumerate(tensors)
-            if _is_hooked(tensor)
+            argument.name
+            for argument, tensor in zip(joint.module_arguments, tensors, strict=False)
+            if joint.optimizer is not None and has_hooks(tensor)
         ]
         if hooked_names:
-            raise CaptureError(_hook_error(joint.name, hooked_names))
+            raise CaptureError(
+                f"{joint.name}: {join_names(hooked_names)}: a step with an optimizer updates "
+                "without calling hooks of parameters (register_hook, "
+                "register_post_accumulate_grad_hook); remove them, or leave optimizer= out"
+            )
         first_index_of: dict[int, int] = {}
         tensor_ids = (
             *map(id, tensors),
@@ -341,13 +347,16 @@ def _span_bytes(tensor: torch.Tensor) -> int:
 
 
 class _GraphTensors:
-    """The inputs of Dynamo's graph: distinct as at its capture, and parameters without hooks.
+    """The inputs of Dynamo's graph: distinct as at its capture; without hooks unless `may_hook`.
 
     Dynamo guards no parameter against being tied or hooked later. `inputs` change in each call; the
     others are looked at again only if one is another object, or if a hook was added to anything.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], inputs: Iterable[Any]) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], inputs: Iterable[Any], *, may_hook: bool
+    ) -> None:
+        self._may_hook = may_hook
         input_ids = set(map(id, inputs))
         ids = [*map(id, tensors)]
         self._input_positions = [p for p, key in enumerate(ids) if key in input_ids]
@@ -359,7 +368,7 @@ class _GraphTensors:
         """Number of the next hook of any tensor or module when the others were looked at."""
 
     def are_as_before(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether current tensors are distinct as before, and no parameter has a hook."""
+        """Return whether current tensors are distinct as before, and have no forbidden hook."""
         ids: list[int | None] = [*map(id, tensors)]
         input_ids = {ids[position] for position in self._input_positions}
         for position in self._input_positions:
@@ -367,7 +376,9 @@ class _GraphTensors:
         next_hook = RemovableHandle.next_id
         if ids != self._ids or next_hook != self._next_hook:
             others = [t for t, key in zip(tensors, ids, strict=True) if key is not None]
-            if len(set(map(id, others))) != self._n_others or any(map(_is_hooked, others)):
+            if len(set(map(id, others))) != self._n_others:
+                return False
+            if not self._may_hook and any(map(has_hooks, others)):
                 return False
             self._ids, self._next_hook = ids, next_hook
         return len(input_ids) == self._n_inputs and input_ids.isdisjoint(ids)
@@ -449,35 +460,14 @@ def refuse_inference_mode() -> None:
 
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
-    """Raise `CaptureError` if a flat input requires a gradient, and is no leaf or has a hook."""
+    """Raise `CaptureError` if a flat input requires a gradient, and is no leaf."""
     for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor) or not value.requires_grad:
-            continue
-        if not value.is_leaf:
+        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
             raise CaptureError(
                 f"inputs[{position}] requires a gradient and was computed from other tensors, "
                 "which would get no gradient from the step. Pass "
                 f"inputs[{position}].detach(), or move the computation into the model"
             )
-        if _is_hooked(value):
-            raise CaptureError(_hook_error("step", [f"inputs[{position}]"]))
-
-
-def _is_hooked(tensor: torch.Tensor | None) -> bool:
-    """Return whether PyTorch would call a hook when a tensor gets its gradient."""
-    return tensor is not None and bool(
-        (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # noqa: SLF001
-        and tensor.requires_grad
-    )
-
-
-def _hook_error(step_name: str, tensor_names: Sequence[str]) -> str:
-    """Return the message for tensors with gradient hooks, with a remedy."""
-    return (
-        f"{step_name}: {join_names(tensor_names)}: a compiled step does not run hooks of "
-        "parameters and inputs (register_hook, register_post_accumulate_grad_hook); remove them, "
-        "and process .grad after the step"
-    )
 
 
 # -- differences as text -----------------------------------------------------------------------

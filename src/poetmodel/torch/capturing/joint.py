@@ -43,9 +43,7 @@ from poetmodel.torch.capturing.joint_graph import (
     location_suffix,
     output_specs,
 )
-from poetmodel.torch.capturing.modules import (
-    AssignedBuffers,
-)
+from poetmodel.torch.capturing.modules import AssignedBuffers, has_hooks
 from poetmodel.torch.capturing.passes import Passes
 from poetmodel.torch.capturing.process_state import ProcessState, record_environment
 from poetmodel.torch.capturing.settling import Settled, capture_settled, refuse_draw
@@ -208,6 +206,8 @@ def _capture_graph(
     """Context manager with a captured step; restores at its end what passes have changed."""
     parts = [part for part in (model, loss_fn) if isinstance(part, torch.nn.Module)]
     refuse(name, chain.from_iterable(map(_backward_hook_errors, parts)))
+    if is_snapshot:
+        refuse(name, chain.from_iterable(map(_parameter_hook_errors, parts)))
     flat_inputs, spec = flatten(inputs)
     batch = unflatten(flat_inputs, spec)
     uses_keywords = takes_keywords(
@@ -305,6 +305,16 @@ def _backward_hook_errors(model: torch.nn.Module) -> Iterator[str]:
             yield (
                 f"{path or type(module).__name__} has a backward hook, which TorchDynamo does not "
                 "capture; register a hook of its output in a forward hook (output.register_hook)"
+            )
+
+
+def _parameter_hook_errors(model: torch.nn.Module) -> Iterator[str]:
+    """Yield a text for each parameter of a model with gradient hooks."""
+    for path, parameter in model.named_parameters():
+        if has_hooks(parameter):
+            yield (
+                f"{path} has a hook of its gradient, whose Python is not part of the graph; remove "
+                "it, or change the gradient in the loss"
             )
 
 

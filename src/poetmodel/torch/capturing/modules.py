@@ -170,6 +170,27 @@ class _TensorState:
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that contain its hooks."""
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Return whether PyTorch calls a hook when a tensor gets its gradient."""
+    return tensor.requires_grad and any(getattr(tensor, name) for name in _TENSOR_HOOKS)
+
+
+@contextmanager
+def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Context manager in which tensors have no gradient hooks."""
+    values = [getattr(tensor, name) for tensor in tensors for name in _TENSOR_HOOKS]
+    removed = [(hooks, dict(hooks)) for hooks in values if hooks]
+    for hooks, _ in removed:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, content in removed:
+            _replace_content(hooks, content)
+
+
 _PLAIN_TYPES: Final = (str, bytes, int, float, complex, NoneType)
 
 

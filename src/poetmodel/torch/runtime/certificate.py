@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind
+from poetmodel.torch.capturing.modules import has_hooks
 from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.comparison import (
     ResultDifference,
@@ -55,8 +56,8 @@ class Certificate:
     eager_heap_peak_bytes: int
     """Measured peak of the heap of eager PyTorch [B], counted like `heap_peak_bytes`."""
     second_gradients_bytes: int
-    """Bytes of gradients that are added to existing gradients only at the end of the step
-    (``rollback``) [B]. Not included in the measured peaks; 0 if no gradient is delayed."""
+    """Bytes of gradients that are added to existing gradients only at the end of the step (with
+    ``rollback``, or with hooks) [B]. Not included in the measured peaks."""
     written_bytes: int
     """Bytes paged out in a step, measured [B]."""
     read_bytes: int
@@ -115,7 +116,7 @@ class Certificate:
         gradients_text = ""
         if self.second_gradients_bytes:
             size = format_bytes(self.second_gradients_bytes)
-            gradients_text = f"; accumulation needs {size} more for delayed gradients (rollback)"
+            gradients_text = f"; accumulation needs {size} more for delayed gradients"
         homes_text = ""
         if self.state_on_storage_bytes:
             homes_text = (
@@ -203,8 +204,8 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         eager_heap_peak_bytes=resident_bytes + eager_heap_bytes,
         second_gradients_bytes=(
             compiled.trace.graph.resident_bytes.get("gradients", 0)
-            if compiled.runner.delays_gradients
-            else 0
+            if runner.delays_gradients
+            else sum(t.nbytes for t in state.gradient_tensors.values() if has_hooks(t))
         ),
         state_on_storage_bytes=compiled.runner.state_on_storage_bytes,
         mirrored_bytes=mirrored_bytes,

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
-from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
+from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot, without_hooks
 from poetmodel.torch.errors import CaptureError, convert_exceptions
 from poetmodel.torch.runtime.profiling import limit_threads
 from poetmodel.torch.step.optimizers import MomentSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from poetmodel.torch.capturing.joint_graph import Joint
     from poetmodel.torch.runtime.runner import Runner
@@ -198,7 +199,10 @@ def execute_eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = 
 
 
 class StepState:
-    """A snapshot of the state that a step may change, and execution of steps from this state."""
+    """A snapshot of the state that a step may change, and execution of steps from this state.
+
+    Steps call no gradient hook of the user, which may change anything.
+    """
 
     def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
         self._joint = joint
@@ -230,7 +234,8 @@ class StepState:
         """(tensor, value in the snapshot), also of tensors that only eager mode changes (embeddings
         with ``max_norm``)."""
         self._random_state = torch.get_rng_state()
-        self._modules = ModuleSnapshot(joint.module)
+        with self._suspend_hooks():
+            self._modules = ModuleSnapshot(joint.module)
         self._generator_states = GeneratorStates(joint.name, self._modules)
 
     @property
@@ -238,19 +243,24 @@ class StepState:
         """Whether all state of modules that `ModuleSnapshot` covers is that of the snapshot."""
         return self._modules.is_unchanged()
 
+    def _suspend_hooks(self) -> AbstractContextManager[None]:
+        """Return a context manager in which tensors that may have a gradient have no hooks."""
+        return without_hooks(self.gradient_tensors.values())
+
     @contextmanager
     def restore_at_end(self) -> Iterator[None]:
         """Context manager that clears gradients; at the end restores them and the snapshot."""
         gradients = {name: tensor.grad for name, tensor in self.gradient_tensors.items()}
         self._clear_gradients()
-        try:
-            with self._generator_states.restore_at_end():
-                yield
-        finally:
-            self._moments.discard_created()
-            self.reset()
-            for name, tensor in self.gradient_tensors.items():
-                tensor.grad = gradients[name]
+        with self._suspend_hooks():
+            try:
+                with self._generator_states.restore_at_end():
+                    yield
+            finally:
+                self._moments.discard_created()
+                self.reset()
+                for name, tensor in self.gradient_tensors.items():
+                    tensor.grad = gradients[name]
 
     def create_accumulators(self) -> None:
         """Set gradients to zeros or, with an optimizer, create moments; `reset` retains both."""

@@ -13,6 +13,7 @@ import torch
 from poetmodel.errors import join_names
 from poetmodel.plan import Op
 from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
+from poetmodel.torch.capturing.modules import has_hooks
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.program import StepWriter
 from poetmodel.torch.state.pages import Pages, ScratchFile
@@ -224,12 +225,12 @@ class Runner:
             self._restore_state(error)
             raise
         with torch.no_grad():
-            gradients.store_remaining()
             if self._changed_arguments:
                 new_values = [results[position] for position in self._changed_arguments]
                 torch._foreach_copy_(
                     [values[index] for index in self._changed_arguments.values()], new_values
                 )
+            gradients.store_remaining()
         loss, *further_results = [results[position] for position in self._returned_positions]
         return [loss, *(value.detach() for value in further_results)]
 
@@ -323,7 +324,11 @@ class GradientTarget:
 
 
 class Gradients:
-    """The gradients of one step, added to ``.grad`` at once; at its end if new or `is_delayed`."""
+    """The gradients of one step, added to ``.grad`` at once; some at its end.
+
+    These are new ones, those of tensors with hooks, which may change what the step still reads, and
+    all if `is_delayed`.
+    """
 
     def __init__(
         self, targets: Mapping[int, GradientTarget], values: Sequence[Any], *, is_delayed: bool
@@ -337,14 +342,15 @@ class Gradients:
     def add(self, output_index: int, value: torch.Tensor) -> None:
         """Add a gradient to the sum of its weight, and the complete sum to an existing ``.grad``.
 
-        Without ``.grad``, or if gradients are delayed, retains the sum for `store_remaining`.
+        Retains the sum of a gradient that waits for the end for `store_remaining`.
         """
         gradient_target = self._targets[output_index]
         target = self._values[gradient_target.argument]
         gradient_sum = self._gradient_sums.pop(gradient_target.key, None)
         if gradient_sum is not None:
             value = gradient_sum.add_(value)
-        if gradient_target.is_last and target.grad is not None and not self._is_delayed:
+        is_added = target.grad is not None and not self._is_delayed and not has_hooks(target)
+        if gradient_target.is_last and is_added:
             target.grad.add_(value)
             return
         # A gradient that alone fills its memory with the strides of its weight needs no copy.
@@ -357,13 +363,18 @@ class Gradients:
         self._gradient_sums[gradient_target.key] = value
 
     def store_remaining(self) -> None:
-        """Add each retained sum to ``.grad``, or make it ``.grad``; call it once at the end."""
+        """Add each retained sum to ``.grad``, or make it ``.grad``; call it once at the end.
+
+        PyTorch itself adds the gradient of a tensor with hooks, and calls these.
+        """
         for gradient_target in self._targets.values():
             if not gradient_target.is_last or gradient_target.key not in self._gradient_sums:
                 continue
             value = self._gradient_sums.pop(gradient_target.key)
             target = self._values[gradient_target.argument]
-            if target.grad is None:
+            if has_hooks(target):
+                torch.autograd.backward(target, value)
+            elif target.grad is None:
                 target.grad = value
             else:
                 target.grad.add_(value)
