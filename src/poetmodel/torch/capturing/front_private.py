@@ -84,14 +84,15 @@ SETTINGS: Final = {
     "allow_rnn": True,
     "capture_scalar_outputs": True,
     "recompile_limit": 2 * MAX_CAPTURES,
+    "record_runtime_overhead": False,
     "skip_nnmodule_hook_guards": False,
     "specialize_float": True,
     "use_numpy_random_stream": True,
     "use_recursive_dict_tags_for_guards": False,
 }
 """Dynamo's settings during a capture: hooks are guarded, recurrent layers and ``.item()`` captured,
-floats are constants, draws of NumPy are refused rather than replaced by PyTorch's, and no guard is
-left out (2.9 would pass by cells of closures)."""
+floats are constants, draws of NumPy are refused rather than replaced by PyTorch's, no guard is left
+out (2.9 would pass by cells of closures), and calls make no records for profiles."""
 
 LOGGING_SETTINGS: Final = ("ignore_logging_functions", "ignore_logger_methods")
 """Names of the setting with logging calls that a capture leaves out, newest release first."""
