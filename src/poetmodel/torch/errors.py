@@ -157,7 +157,7 @@ def convert_exceptions(subject: str, trail: Sequence[str] = ()) -> Iterator[None
             if isinstance(link, PoetModelError):
                 raise link from None
         line = _interpreted_line or user_line_of_error(error)
-        where = f" at {line}" if line else f" in {trail[-1]}" if trail else ""
+        where = at_line(line) or (f" in {trail[-1]}" if trail else "")
         raise CaptureError(f"{subject}: {_capture_message(error, where)}") from error
 
 
@@ -294,6 +294,11 @@ def format_source_line(path: str, line: int) -> str:
     """Format a line of code for display: file, line number and, if it can be read, text."""
     text = linecache.getline(path, line).strip()
     return f"{path}:{line}" + (f" ({text})" if text else "")
+
+
+def at_line(line: str | None) -> str:
+    """Return " at LINE" for a message; "" if the line is not known."""
+    return f" at {line}" if line else ""
 
 
 class CodeOrigin(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.errors import InputError, quote
-from poetmodel.torch.errors import FOREIGN_ERRORS, require_torch, user_line_of_error
+from poetmodel.torch.errors import FOREIGN_ERRORS, at_line, require_torch, user_line_of_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,8 +224,7 @@ def _raise_input_error(target: str) -> Iterator[None]:
         ) from error
     except (*FOREIGN_ERRORS, SyntaxError) as error:
         line = user_line_of_error(error)
-        location = f" at {line}" if line else ""
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{target}: failed{location} with {type(error).__name__}: {reason}"
+            f"{target}: failed{at_line(line)} with {type(error).__name__}: {reason}"
         ) from error

@@ -55,6 +55,7 @@ from poetmodel.torch.errors import (
     FOREIGN_ERRORS,
     CaptureError,
     CodeOrigin,
+    at_line,
     code_origin,
     exception_chain,
     format_source_line,
@@ -362,7 +363,7 @@ class StepFront:
         inner = getattr(error, "inner_exception", None) or error
         frames = frames_in(str(error).partition("from user code")[2])
         line = innermost_line(frames)
-        where = f" at {line}" if line else ""
+        where = at_line(line)
         if known := known_refusal(inner):
             reason, advice, is_final = known
             kind = Unreplayable if is_final else Refusal
@@ -422,9 +423,8 @@ def _take_results(name: str, graph_module: fx.GraphModule) -> list[fx.Node]:
     for node in graph.nodes:
         if isinstance(example_value(node), symbolic_types):
             line = find_line(node)
-            where = f" at {line}" if line else ""
             raise _Unread(
-                f"{name}: a number that is read from a tensor{where} decides "
+                f"{name}: a number that is read from a tensor{at_line(line)} decides "
                 "shapes or values; select with torch.where, or compute it outside of the step"
             )
     return results

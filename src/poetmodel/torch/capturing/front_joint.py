@@ -35,7 +35,7 @@ from poetmodel.torch.capturing.surroundings import (
     make_fake_mode,
 )
 from poetmodel.torch.capturing.values import FiniteChecks, KnownValues
-from poetmodel.torch.errors import convert_exceptions, interpreting_line
+from poetmodel.torch.errors import at_line, convert_exceptions, interpreting_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +169,7 @@ def _annotate(graph: fx.Graph, module: torch.nn.Module) -> None:
         location = _describe_module(module, path)
         line = find_line(node)
         notes = node.meta.get("custom") or {}
-        location += f" at {line}" if line else ""
+        location += at_line(line)
         node.meta["custom"] = {**notes, ANNOTATION: path, LOCATION: location}
 
 

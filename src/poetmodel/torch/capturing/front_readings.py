@@ -19,7 +19,7 @@ from torch.distributions import constraints
 from torch.overrides import TorchFunctionMode
 
 from poetmodel.torch.capturing.front_private import all_true, example_value, frames_in
-from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError
+from poetmodel.torch.errors import FOREIGN_ERRORS, CaptureError, at_line
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ class Reading:
     @property
     def subject(self) -> str:
         """Description with the line, for messages."""
-        return f"the {self.description}" + (f" at {self.line}" if self.line else "")
+        return f"the {self.description}" + at_line(self.line)
 
     def describe_change(self, value: Any) -> str:
         """Return the old and the new value as text."""
@@ -382,7 +382,6 @@ def find_readings(
         needed = ancestors(graph, node, only_values=True)
         frames = frames_in(node.meta.get("stack_trace"))
         line = find_line(frames)
-        where = f" at {line}" if line else ""
         is_random = any(map(_is_random, needed))
         is_test = (
             kind == "assertion"
@@ -392,15 +391,15 @@ def find_readings(
         is_late = not needed.isdisjoint(trained) or (is_random and is_test)
         if is_random and not is_test:
             raise CaptureError(
-                f"{name}: a random number is read{where} (an if, .item(), float(), ...), and a "
-                "compiled step would always repeat the decision of the capture; turn the random "
-                "choice off, or draw it outside of the step and pass it as an input"
+                f"{name}: a random number is read{at_line(line)} (an if, .item(), float(), ...), "
+                "and a compiled step would always repeat the decision of the capture; turn the "
+                "random choice off, or draw it outside of the step and pass it as an input"
             )
         if is_late and not is_test:
             raise CaptureError(
-                f"{name}: Python{where} reads a tensor's value (an if, .item(), float(), ...) and "
-                "cannot be captured: it depends on parameters; select with torch.where, or compute "
-                "the value outside of the step"
+                f"{name}: Python{at_line(line)} reads a tensor's value (an if, .item(), float(), "
+                "...) and cannot be captured: it depends on parameters; select with torch.where, "
+                "or compute the value outside of the step"
             )
         if is_late or not needed.isdisjoint(placeholders):
             readings.append(
@@ -516,7 +515,7 @@ class ReadingCheck:
                 values = [value.tolist() for value in self._module(*inputs)]
         except FOREIGN_ERRORS:
             reading = self._readings[0]
-            where = f" at {reading.line}" if reading.line else ""
+            where = at_line(reading.line)
             return (
                 f"the {reading.description}{where} was {reading.value}, and cannot be computed now"
             )

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from poetmodel.torch.capturing.inputs import copy_inputs
 from poetmodel.torch.capturing.modules import GeneratorStates, ModuleSnapshot
 from poetmodel.torch.capturing.surroundings import refuse_seeding
-from poetmodel.torch.errors import CaptureError, convert_exceptions
+from poetmodel.torch.errors import CaptureError, at_line, convert_exceptions
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 def draw_message(name: str, generator: str, line: str = "") -> str:
     """Return the message for a draw in a forward pass from a generator that is not PyTorch's."""
-    where = f" at {line}" if line else ""
     return (
-        f"{name}: forward draws from {generator}{where}, and a compiled step would repeat the "
-        "numbers of the capture; draw with PyTorch (torch.rand, ...), or outside of the step and "
-        "pass it as an input"
+        f"{name}: forward draws from {generator}{at_line(line)}, and a compiled step would repeat "
+        "the numbers of the capture; draw with PyTorch (torch.rand, ...), or outside of the step "
+        "and pass it as an input"
     )
 
 

@@ -26,7 +26,7 @@ from poetmodel.torch.capturing.front_joint import is_same_graph
 from poetmodel.torch.capturing.front_readings import ancestors
 from poetmodel.torch.capturing.inputs import copy_inputs
 from poetmodel.torch.capturing.passes import draw_message
-from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.errors import CaptureError, at_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -174,10 +174,9 @@ def _refuse_fresh(front: StepFront, captured: Capture, tensors: Sequence[torch.T
     """Raise `CaptureError` if a tensor of a later call is another object than at the capture."""
     for node in captured.fresh_inputs(tensors):
         line = find_line(node)
-        where = f" at {line}" if line else ""
         raise CaptureError(
-            f"{front.name}: forward reads{where} a tensor of an earlier pass, or a number that "
-            "Python computes anew in each step; a compiled step would repeat it: make it an "
+            f"{front.name}: forward reads{at_line(line)} a tensor of an earlier pass, or a number "
+            "that Python computes anew in each step; a compiled step would repeat it: make it an "
             "input or a buffer"
         )
 

@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.front_private import (
     FunctionalTensor,
     from_functional,
 )
-from poetmodel.torch.errors import FOREIGN_ERRORS, interpreted_line
+from poetmodel.torch.errors import FOREIGN_ERRORS, at_line, interpreted_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ class ValueGuards:
         """Yield a text for each changed value, or one text if values cannot be computed."""
         values = self._current_values(sources)
         for index, read in enumerate(self.reads):
-            subject = f"the {read.description}" + (f" at {read.line}" if read.line else "")
+            subject = f"the {read.description}" + at_line(read.line)
             if values is None:
                 yield f"{subject} was {read.value}, and cannot be computed now"
                 return

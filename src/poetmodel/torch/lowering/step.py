@@ -24,7 +24,7 @@ from poetmodel.torch.capturing.inputs import copy_inputs, empty_input_errors, re
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, location_suffix
 from poetmodel.torch.capturing.replay import execute_kernel, replay
-from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.errors import CaptureError, at_line
 from poetmodel.torch.lowering.operands import (
     Lowering,
     StridedView,
@@ -505,10 +505,9 @@ def guard_messages(joint: Joint) -> Iterator[str]:
     for read in joint.reads:
         if read.is_check:
             continue
-        location = f" at {read.line}" if read.line else ""
         yield (
-            f"the {read.description}{location} ({read.value}) would be part of the exported "
-            "program, which does not notice another one; compute it outside of the step"
+            f"the {read.description}{at_line(read.line)} ({read.value}) would be part of the "
+            "exported program, which does not notice another one; compute it outside of the step"
         )
 
 
