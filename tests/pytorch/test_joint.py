@@ -85,9 +85,9 @@ EXPLAINED = {
 @pytest.mark.parametrize(
     ("name", "fragments"),
     [
-        ("branch", ("depends on parameters", "torch.where")),
-        ("item", ("depends on parameters", "outside of the step")),
-        ("mask", ("depends on parameters", "torch.where")),
+        ("branch", ("depends on parameters", "torch.where", "outside of the step")),
+        pytest.param("item", ("depends on parameters", "torch.where"), marks=pytest.mark.slow),
+        pytest.param("mask", ("depends on parameters", "torch.where"), marks=pytest.mark.slow),
         ("convert", ("read from a tensor", "torch.where")),
         ("foreign", ("no parameter, buffer or input", "register_buffer")),
         ("wrong", ("shapes cannot be multiplied", "ordinary training step")),
@@ -182,7 +182,7 @@ def through(work, *parts):
 @pytest.mark.parametrize(
     "mode", mark_seeds_except(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
 )
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("channels_last", mark_seeds_except([False, True], [True]))
 def test_upsampling_is_that_of_eager(mode, channels_last):
     """Whatever the mode and the layout; the operator itself is in the graph."""
 
