@@ -1,6 +1,7 @@
 """Options of all tests: the search of Hypothesis, seeds, and skips that are failures."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -40,6 +41,9 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_QUIET)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# pytest listens to each logger, and PyTorch makes long records of captures where one is heard.
+logging.getLogger("torch.__trace").addHandler = lambda _: None
 
 os.fsync = lambda _: None  # no test cuts the power of the disk, which takes longer than its export
 
