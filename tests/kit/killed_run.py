@@ -44,7 +44,7 @@ loss_fn = torch.nn.functional.cross_entropy
 
 def compile_step(model, optimizer, folder, **options):
     """Compile a network's step, with pages in `folder`; `options` replace those of `compile`."""
-    settings = {"device": "rpi4b", "time_limit": 2, "gap": 0.2, "ram": RAM} | options
+    settings = {"device": "rpi4b", "time_limit": 2, "gap": 0.9, "ram": RAM} | options
     return pmt.compile(model, loss_fn, batch(0), optimizer=optimizer, storage=folder, **settings)
 
 

@@ -604,7 +604,7 @@ def test_memory_budgets_of_pytorch_are_regions(block, plan_of_region):
 
 
 @pytest.mark.parametrize(
-    "value", mark_seeds_except([1.5, "50%", -0.1, True], [1.5, "50%"], [-0.1, True])
+    "value", mark_seeds_except([1.5, "50%", -0.1, True], [1.5], ["50%", -0.1, True])
 )
 def test_memory_budgets_that_are_no_fraction_are_refused(value):
     """With what a fraction is of, and how a size is stated."""

@@ -57,6 +57,7 @@ def test_three_lines(tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_recomputing_alone_needs_no_storage():
     """Without a folder, tensors are recomputed, and nothing is written."""
     own = residual_step(size=16)

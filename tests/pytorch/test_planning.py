@@ -89,6 +89,7 @@ def test_a_refused_budget_is_told_with_its_share_and_reserves():
     )
 
 
+@pytest.mark.slow
 def test_the_least_ram_of_a_recurrent_step_is_not_nearly_all():
     """Its many small operations leave a solver no time for a schedule with little RAM."""
     nn = torch.nn

@@ -83,7 +83,7 @@ def test_a_front_is_near_its_float_self(kind):
     assert float((mine - its).abs().max()) < 0.05 * float(its.abs().max())
 
 
-@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("head", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_onnx_file_has_the_front_of_the_module(head, tmp_path):
     """QDQ nodes around a front have the same result; later layers are float, and train."""
     pytest.importorskip("onnx")
@@ -415,7 +415,7 @@ def test_a_front_has_no_modes_and_no_parameters():
     assert not torch.equal(other(images()), expected)
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("wrapped", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_compiled_step_has_the_numbers_of_eager(wrapped):
     """``pmt.compile`` runs int8 layers in the order of a plan, computed again where that pays."""
     net, loss_fn, inputs = training(wrapped=wrapped)

@@ -105,7 +105,7 @@ def test_all_computed_tensors_are_decided_on():
     assert small.graph is traced.graph
     # One random operation, and the step's own state twice: to restore it, and as a result.
     assert small.reserved_bytes == traced.held_bytes + 3 * RANDOM_STATE_BYTES
-    model, loss_fn, inputs = residual_step()
+    model, loss_fn, inputs = residual_step(widths=(8,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     traced = trace(model, loss_fn, inputs, optimizer=optimizer)
     scheduled = build_scheduled_graph(traced, budget_bytes=0)
@@ -144,7 +144,7 @@ def test_results_that_wait_are_reserved():
 
 def test_step_near_the_floor_keeps_its_budget(tmp_path):
     """A step a little above the floor, below which there is no plan, is within its budget."""
-    own = residual_step()
+    own = residual_step(widths=(8,))
     budget = floor_bytes(build_scheduled_graph(trace(*own), budget_bytes=0)) + 256
     with compile(*own, ram=budget, storage=str(tmp_path), device="rpi4b", time_limit=5) as step:
         certificate = step.verify()
@@ -272,12 +272,15 @@ WHOLE = ("gpt2", "llama", "mixer", "swin", "t5", "vit")
 CAPTURES = (*SIZES, *(f"models/{name}" for name in MODELS), *(f"whole-steps/{n}" for n in WHOLE))
 
 
-def test_every_traced_graph_is_a_problem():
+@pytest.mark.parametrize(
+    "names", [tuple(SIZES), pytest.param(CAPTURES, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_every_traced_graph_is_a_problem(names):
     """Each has its profile, which fits it, and 150 nodes or the sizes of its network."""
     files = {f"{name}.{kind}" for name in CAPTURES for kind in ("graph.json", "profile.csv")}
     found = (path for path in TRACED.rglob("*") if path.is_file())
     assert {path.relative_to(TRACED).as_posix() for path in found} == files | {"README.md"}
-    for name in CAPTURES:
+    for name in names:
         graph = Graph.load(TRACED / f"{name}.graph.json")
         assert graph.name == name.rpartition("/")[2]
         if name in SIZES:
