@@ -652,6 +652,7 @@ def test_any_item_of_a_long_list_is_guarded():
     assert not guards.hold(flat)
 
 
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support:DeprecationWarning")
 def test_an_iterator_is_refused_without_reading_it_to_its_end():
     """An infinite iterator, too; only the passes of the capture take items."""
     numbers = itertools.count()

@@ -136,7 +136,7 @@ class WorkerPool:
             if worker.is_alive:
                 return worker
             self._recover_in_background(worker)
-        if not self.workers and not self.recovery_tasks:
+        if not self.workers and not self._n_recoveries:
             await self._start_process()
             return await self.acquire()
         future: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
@@ -158,6 +158,11 @@ class WorkerPool:
                 future.set_result(worker)
                 return
         self.free_workers.append(worker)
+
+    @property
+    def _n_recoveries(self) -> int:
+        """Number of processes being replaced; ended tasks may still be in `recovery_tasks`."""
+        return sum(not task.done() for task in self.recovery_tasks)
 
     async def _start_process(self) -> None:
         """Start and prepare a process, and release it to the pool; `WorkerError` if that fails."""
@@ -207,7 +212,7 @@ class WorkerPool:
                 await asyncio.sleep(1)
             else:
                 return
-        if not self.workers and len(self.recovery_tasks) <= 1:
+        if not self.workers and self._n_recoveries <= 1:
             for future in self.waiting_requests:
                 if not future.done():
                     future.set_exception(WorkerError("no worker process could be started"))
