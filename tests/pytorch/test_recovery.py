@@ -428,6 +428,12 @@ def test_a_forked_process_has_no_part_in_the_file(tmp_path):
 
 
 # -- processes that are killed ---------------------------------------------------------------------
+forks_after_training = pytest.mark.skipif(
+    torch.backends.cuda.is_built(),
+    reason="PyTorch's builds for GPUs train in no fork of a process that has trained",
+)
+
+
 def recovered_run(folder):
     """Return the steps and the state that are found, and leave the file."""
     model, optimizer = killed_run.network()
@@ -458,6 +464,7 @@ def killed_child(folder, number, options=(), *, verifies=False):
     return int(counted.read_text()) if number < 0 else 0
 
 
+@forks_after_training
 @pytest.mark.parametrize("verifies", [False, True])
 def test_a_process_that_is_killed_leaves_its_last_step(tmp_path, verifies):
     """Parameters, moments, buffers, unread state, and the random generator.
@@ -481,6 +488,7 @@ PARTS = 8
 """In how many parts the calls of a step are tried."""
 
 
+@forks_after_training
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "part"),
@@ -518,6 +526,7 @@ def forked_run(folder, steps):
     return child, os.fdopen(reads)
 
 
+@forks_after_training
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", mark_seeds_except(range(8), (0,)))
 def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, seed):
