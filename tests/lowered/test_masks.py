@@ -128,7 +128,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("turned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_special_numbers_have_the_same_gradients(turned):
     """At limits and beyond, for infinities, both zeros and NaN, however the operand lies."""
     x = torch.tensor(SPECIAL).repeat(7, 1)

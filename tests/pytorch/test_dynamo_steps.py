@@ -221,6 +221,7 @@ def test_what_no_capture_can_repeat_is_refused_with_advice(function, words):
         compile_keep_all(Model(function), None, rows())
 
 
+@pytest.mark.slow
 def test_state_that_settles_is_followed():
     """A table that the first step makes is there for the others."""
 

@@ -357,6 +357,7 @@ def test_each_of_equal_convolutions_is_divided_for_its_own_tensors():
     assert [found[k] for k in rest] == [smallest[k] for k in rest]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's workspaces")
 def test_convolutions_of_another_layout_change_no_division():
     """Their gradients need less workspace in pieces than contiguous ones of equal shape."""

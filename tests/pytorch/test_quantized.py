@@ -72,7 +72,9 @@ def _without_flatten():
     return nn.Sequential(*list(front)[:8], nn.Conv2d(16, 12, 1), nn.AdaptiveAvgPool2d(1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["int8", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(KINDS)[1:])]
+)
 def test_a_front_is_near_its_float_self(kind):
     """Its results differ from those of the float network by a few percent."""
     net = float_front()
