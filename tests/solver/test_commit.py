@@ -176,11 +176,13 @@ def test_a_plan_takes_what_its_schedule_says(resident):
         assert check.energy_j == pytest.approx(result.energy_j)
 
 
-@pytest.mark.slow
-def test_transfers_beside_the_computing_leave_a_tail():
+@pytest.mark.parametrize(
+    "seeds", [SEEDS[:6], pytest.param(SEEDS[6:40], marks=pytest.mark.slow)], ids=len
+)
+def test_transfers_beside_the_computing_leave_a_tail(seeds):
     """State in RAM is written after all else; no bound is above a plan of any schedule."""
     checked = 0
-    for seed in SEEDS[:40]:
+    for seed in seeds:
         problem = committing(state_problem(seed), seed)
         device = problem.costs.device
         device = replace(device, storage=replace(device.storage, mode=StorageMode.DMA))
@@ -204,7 +206,7 @@ def test_transfers_beside_the_computing_leave_a_tail():
             assert verdict.simulation.time_s >= problem.pass_compute_s + tail_s - 1e-9
             assert result.proven_bound <= verdict.simulation.time_s + 1e-9
             checked += 1
-    assert checked > 20
+    assert checked > len(seeds) // 2
 
 
 @pytest.mark.parametrize("commit", [0, -1, True, 1.5, "daily"])
