@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from poetmodel.sweeps import Run
 
-SMALLEST: Final = ("mlp", "paper/transformer")
-"""Models of a smoke run; both formulations fit Gurobi's bundled licence."""
+SMALLEST: Final = (("mlp", "mkr1000"), ("paper/transformer", "paper-m4"))
+"""Models and devices of a smoke run; both formulations fit Gurobi's bundled licence."""
 SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
@@ -47,7 +47,7 @@ RESULT_FIELDS: Final = (
 def select_runs(*, smoke: bool, limit_s: float = QUICK_LIMIT_S) -> tuple[Run, ...]:
     """Return the runs with a limit, or the smallest of them with `SMOKE_LIMIT_S`."""
     runs = make_solver_runs(SMOKE_LIMIT_S if smoke else limit_s)
-    return tuple(run for run in runs if not smoke or run.model in SMALLEST)
+    return tuple(run for run in runs if not smoke or (run.model, run.device) in SMALLEST)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 ROUNDS: Final = 7
 START_COMMANDS: Final = (
@@ -34,18 +34,23 @@ def run_command(command_line: str) -> None:
     subprocess.run((sys.executable, *module, *arguments), check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("name", [*START_COMMANDS, *SOLVE_COMMANDS])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrize the benchmark with its commands; a smoke run solves the smallest network."""
+    smoke = metafunc.config.option.smoke
+    metafunc.parametrize(
+        "name", [*START_COMMANDS, *((SMOKE_COMMAND,) if smoke else SOLVE_COMMANDS)]
+    )
+
+
 def test_start(
     benchmark: Any, name: str, store_record: Callable[..., None], *, smoke: bool
 ) -> None:
     """Time a process. Starts are repeated, after one that fills the caches; solves are not."""
-    rounds = 1 if smoke or name in SOLVE_COMMANDS else ROUNDS
-    if smoke and name in SOLVE_COMMANDS:
-        name = SMOKE_COMMAND
+    is_repeated = name in START_COMMANDS and not smoke
+    rounds = ROUNDS if is_repeated else 1
     benchmark.group = "command" if name.startswith("poetmodel solve") else "start"
-    warmups = int(name in START_COMMANDS)
     benchmark.pedantic(
-        run_command, args=(name,), rounds=rounds, iterations=1, warmup_rounds=warmups
+        run_command, args=(name,), rounds=rounds, iterations=1, warmup_rounds=int(is_repeated)
     )
     name = name.removeprefix("python -c ") if "import" in name else name
     store_record("startup", name, seconds=benchmark.stats.stats.median, rounds=rounds)

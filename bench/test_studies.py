@@ -1,4 +1,7 @@
-"""Execution of each study of ``python -m bench``, with its smoke runs."""
+"""Execution of each study of ``python -m bench``, with its smoke runs.
+
+Smoke runs that take more than a few seconds are ``slow``: ``-m slow`` executes them.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,30 @@ TARGETS: Final = {
     "fronts": (Target.M3, Target.M4),
 }
 """Targets of the studies that build and run programs."""
+SLOW: Final = ("fused", "library", "coverage", "processes")
+"""Studies whose smallest run takes tens of seconds; ``training`` measures as most of them do."""
+QUICK_RUNS: Final = {
+    "compared": "published",
+    "mcu": "board | bert-block | nano33ble | 64KiB",
+    "fronts": "agreement",
+    "int8-steps": "int8",
+}
+"""Part of the names of the quick smoke runs, of studies that have slow ones, too."""
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> None:
+def list_cases() -> list[Any]:
+    """Return a parameter for each study and part of its smoke runs; "" stands for all of them."""
+    quick = [pytest.param(name, part, id=f"{name}-quick") for name, part in QUICK_RUNS.items()]
+    slow_studies = (*SLOW, *QUICK_RUNS)
+    whole = [
+        pytest.param(name, "", id=name, marks=[pytest.mark.slow] if name in slow_studies else [])
+        for name in STUDIES
+    ]
+    return [*quick, *whole]
+
+
+@pytest.mark.parametrize(("name", "only"), list_cases())
+def test_study(benchmark: Any, name: str, only: str, tmp_path: Path, *, smoke: bool) -> None:
     """Each smoke run is recorded; only runs with Gurobi may fail."""
     if not smoke:
         pytest.skip(f"python -m bench {name} runs it")
@@ -45,13 +68,13 @@ def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> Non
         study = load_study(name)
     except ModuleNotFoundError as error:
         pytest.skip(str(error))
-    run_count = len(list(study.smoke_runs()))
+    run_count = sum(only in run.name for run in study.smoke_runs())
     if not run_count:
         pytest.skip("needs a source that is not in this repository")
     path = tmp_path / f"smoke-{name}.jsonl"
     benchmark.group = "studies"
     # In a separate process, like users, because Inductor's state would affect other studies.
-    command = [sys.executable, "-m", "bench", name, "--out", str(path), "--smoke"]
+    command = [sys.executable, "-m", "bench", name, "--out", str(path), "--smoke", "--only", only]
     run = partial(subprocess.run, command, cwd=ROOT, check=False)
     assert benchmark.pedantic(run, rounds=1, iterations=1).returncode == 0
     _check_records(study, path, run_count)
