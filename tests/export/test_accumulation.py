@@ -93,7 +93,7 @@ CASES = {
         {**SCHEDULES["mapped"], "commit": True, "share": 0.15},
     ),
 }
-LONG = {"all kept", "clipped", "on storage", "with commits on such storage"}
+LONG = {"all kept", "clipped", "on storage", "with commits", "with commits on such storage"}
 
 
 @pytest.mark.parametrize(

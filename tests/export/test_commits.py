@@ -43,6 +43,8 @@ PLANS = {
     "forgets, each third": {"ram": "90%", "device": FORGETFUL, "commit_every": 3},
 }
 FORGETS = ("forgets", "forgets, paged", "forgets, in RAM")
+LATER = {"without sums", "forgets, paged"}
+"""Plans whose programs only the slow tests build."""
 CPP = ("c++", "-O0", "-Wall", "-Wextra", "-Werror")
 STEPS = 9
 BATCHES = digit_batches(STEPS, seed=8)
@@ -91,15 +93,28 @@ class Program(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
+def deployments(tmp_path_factory):
+    """Return deployments for each use of storage, and their folders."""
+    made = {}
+
+    def deployment(plan):
+        if plan not in made:
+            folder = tmp_path_factory.mktemp("plan")
+            made[plan] = export_step(load_step(STEP), folder, gap=0.5, **PLANS[plan]), folder
+        return made[plan]
+
+    return deployment
+
+
+@pytest.fixture(scope="module")
+def programs(deployments, tmp_path_factory):
     """Return programs for each use of storage, each on new flash."""
     require_programs(Target.HOST, "c++")
     made = {}
 
     def program(plan):
         if plan not in made:
-            folder = tmp_path_factory.mktemp("plan")
-            deployment = export_step(load_step(STEP), folder, gap=0.5, **PLANS[plan])
+            deployment, folder = deployments(plan)
             main = str(__file__).replace("test_commits.py", "library/commits.cpp")
             includes, app = (folder / "include", folder), folder / "objects" / "app"
             app.parent.mkdir()
@@ -149,7 +164,8 @@ def test_said_is_what_the_flash_counts(programs, plan):
     ("plan", "driver"),
     mark_seeds_except(
         [*product(("paged", "on storage", "in RAM"), PARTS), *product(("read in place",), DRIVERS)],
-        {("paged", "spi_flash"), ("on storage", "esp_partition"), ("read in place", "flash_area")},
+        {("paged", "spi_flash")},
+        {("on storage", "esp_partition"), ("read in place", "flash_area")},
     ),
 )
 def test_drivers_do_what_is_said(programs, tmp_path, plan, driver):
@@ -194,7 +210,12 @@ def test_small_tensors_share_blocks():
 
 
 @pytest.mark.parametrize(
-    "plan", ["on storage", "in RAM", "read in place", "without sums", *FORGETS]
+    "plan",
+    mark_seeds_except(
+        TORN := ("on storage", "in RAM", "read in place", "without sums", *FORGETS),
+        {*TORN} - LATER,
+        LATER,
+    ),
 )
 def test_power_cut_at_any_moment(programs, whole, plan):
     """In an erase, a tensor, a record, repeatedly: the final state is the same."""
@@ -304,7 +325,12 @@ def test_storage_that_does_not_answer_loses_nothing(programs, whole, code):
     assert program.state() == whole
 
 
-@pytest.mark.parametrize("plan", ["on storage", "read in place", *FORGETS[:2]])
+@pytest.mark.parametrize(
+    "plan",
+    mark_seeds_except(
+        AGAIN := ("on storage", "read in place", *FORGETS[:2]), {*AGAIN} - LATER, LATER
+    ),
+)
 @pytest.mark.parametrize("code", [1, 6, 8, 10, 13, -1])
 def test_step_whose_storage_fails_can_be_done_again(programs, whole, plan, code):
     """No number of a driver leaves a step under way: the next call is a step again."""
@@ -315,7 +341,7 @@ def test_step_whose_storage_fails_can_be_done_again(programs, whole, plan, code)
             assert program.state(**{kind: call}, CODE=code) == whole
 
 
-@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", *FORGETS])
+@pytest.mark.parametrize("plan", mark_seeds_except(COMMITTED, {*COMMITTED} - LATER, LATER))
 def test_written_state_is_whole_or_as_before(programs, plan):
     """A power cut while state is written leaves the old value or the new one, and the others."""
     program = programs(plan)
@@ -335,7 +361,9 @@ def test_written_state_is_whole_or_as_before(programs, plan):
     assert found == {before, after}
 
 
-@pytest.mark.parametrize("plan", ["each third", "forgets, each third"])
+@pytest.mark.parametrize(
+    "plan", ["each third", pytest.param("forgets, each third", marks=pytest.mark.slow)]
+)
 def test_each_third_step_commits(programs, whole, plan):
     """A restart loses the steps after the last commit, and no step is torn."""
     program = programs(plan)
@@ -348,7 +376,9 @@ def test_each_third_step_commits(programs, whole, plan):
         assert program.state() == whole
 
 
-@pytest.mark.parametrize("plan", ["each third", "forgets, each third"])
+@pytest.mark.parametrize(
+    "plan", ["each third", pytest.param("forgets, each third", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
 def test_commit_between_two_others(programs, whole, plan, step):
     """A commit after a step without one writes a generation; a failed commit tears no step."""
@@ -367,9 +397,9 @@ def test_commit_between_two_others(programs, whole, plan, step):
     assert program.state() == whole
 
 
-def test_state_on_storage_that_forgets_goes_to_flash(programs):
+def test_state_on_storage_that_forgets_goes_to_flash(deployments):
     """State in volatile memory is committed, too, in every third step; only the flash wears."""
-    made = programs("forgets, each third").deployment
+    made, _ = deployments("forgets, each third")
     homes = {made.step.graph.tensors[i].name for i in made.step.graph.state_tensors}
     assert homes - made.resident_names
     assert set(made.generation_names) == homes
@@ -380,11 +410,11 @@ def test_state_on_storage_that_forgets_goes_to_flash(programs):
     assert made.stored_bytes == sum(made.page_bytes)
     assert made.flash_map()["storage"] == made.saved_bytes
     assert made.steps_until_worn == 3 * 100_000 * made.generations
-    assert programs("forgets, paged").deployment.plan.memory_mapped is False
+    assert deployments("forgets, paged")[0].plan.memory_mapped is False
     assert made.plan.memory_mapped
 
 
-@pytest.mark.parametrize("target", mark_seeds_except((Target.HOST, Target.M4), (Target.M4,)))
+@pytest.mark.parametrize("target", mark_seeds_except(BOTH := (Target.HOST, Target.M4), (), BOTH))
 def test_a_board_goes_on_where_memory_beside_it_forgets(tmp_path, target):
     """The power is cut during a write to flash: the program resumes, with the same end."""
     require_programs(target)

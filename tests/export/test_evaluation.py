@@ -71,6 +71,8 @@ CASES = {
     ),
     "its loss": (lambda: scoring(functional.mse_loss), None, (*ROWS, torch.randn(3, CLASSES))),
 }
+LATER = {"classes", "one sample"}
+"""Cases whose kernels other cases call, too."""
 
 
 def captured(model, loss, inputs):
@@ -104,7 +106,7 @@ def imaged():
     return model, captured(model, functional.cross_entropy, IMAGES)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mark_seeds_except(CASES, {*CASES} - LATER, LATER))
 def test_evaluation_computes_what_torch_does(name):
     """Its calls, in order, make the loss of evaluation mode, and count the correct classes."""
     torch.manual_seed(0)
@@ -129,6 +131,7 @@ def computed(step, inputs):
     return memory[part.output.pieces[0].buffer]
 
 
+@pytest.mark.slow
 def test_evaluation_reads_the_state_of_its_step_in_tiles_too(imaged):
     """It has no weights of its own, and shares constants of evaluation mode with `pm_infer`."""
     model, step = imaged

@@ -198,6 +198,7 @@ def test_parts_of_larger_tensors_are_not_written_on_mapped_storage(tmp_path):
     assert max(apart.values()) <= 1e-12, apart
 
 
+@pytest.mark.slow
 def test_windows_that_are_updated_on_the_stack_have_room_there(tmp_path):
     """On mapped storage a window is updated in a piece; a long one needs a larger stack."""
     nn = torch.nn
@@ -276,7 +277,7 @@ OPERATORS = {
     ("name", "place"),
     mark_seeds_except(
         REFUSED := [*product(OPERATORS, ("inner", "root", "loss"))],
-        {*product(OPERATORS, ("inner",)), ("sort", "root"), ("sort", "loss")},
+        {("sort", "inner"), ("sort", "root"), ("sort", "loss"), ("to_copy", "inner")},
         REFUSED,
     ),
 )

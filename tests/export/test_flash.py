@@ -115,7 +115,7 @@ def test_zeros_of_state_take_no_flash(plan, tmp_path):
     assert len(set(runs[0].losses.values())) == 3
 
 
-@pytest.mark.parametrize("weights", ["c", "binary"])
+@pytest.mark.parametrize("weights", [pytest.param("c", marks=pytest.mark.slow), "binary"])
 def test_state_may_be_zeros_throughout(weights, tmp_path):
     """There are no values to store then, in a build for double neither."""
     require_programs(Target.HOST_DOUBLE)

@@ -142,7 +142,8 @@ def test_failing_flash_is_noticed(trainers, driver):
     ("plan", "driver"),
     [
         ("commits", "spi_flash"),
-        *(("mapped", driver) for driver in DRIVERS),
+        ("mapped", "flash_area"),
+        pytest.param("mapped", "esp_partition", marks=pytest.mark.slow),
         *(pytest.param("commits", driver, marks=pytest.mark.slow) for driver in DRIVERS),
     ],
 )

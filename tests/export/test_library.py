@@ -175,6 +175,7 @@ int main(void)
     run_command([app], tmp_path)
 
 
+@pytest.mark.slow
 def test_mapped_storage_without_an_address_is_an_error_of_storage(folders, tmp_path):
     """A driver that has no address for a slot returns 0: no state is read or written there."""
     require_programs(Target.HOST)
@@ -297,6 +298,7 @@ def test_weights_in_a_file_are_the_same_program(folders, tmp_path):
     assert not (tmp_path / "src" / "pm_weights.bin").exists()
 
 
+@pytest.mark.slow
 def test_program_is_a_board_program_with_the_optimizer_of_the_linker(folders):
     """Symbols that only assembly calls stay in it; it trains bitwise as the plain one."""
     require_programs(Target.M4)
@@ -356,12 +358,11 @@ def test_a_step_that_fails_may_be_done_again(tmp_path, kind, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"commit": True},
-        {"commit": True, "ram": "150%"},
-        {"recompute": False},
-        {"commit": True, "device": "nano33ble"},
+        pytest.param({"commit": True}, id="on storage", marks=pytest.mark.slow),
+        pytest.param({"commit": True, "ram": "150%"}, id="in RAM"),
+        pytest.param({"recompute": False}, id="without commits", marks=pytest.mark.slow),
+        pytest.param({"commit": True, "device": "nano33ble"}, id="mapped"),
     ],
-    ids=["on storage", "in RAM", "without commits", "mapped"],
 )
 def test_a_step_without_state_is_an_error_that_writes_nothing(tmp_path, options):
     """Before a successful start, after a failed one, and after a torn step."""
@@ -387,8 +388,12 @@ def test_slices_are_the_step(called, nodes):
 
 @pytest.mark.parametrize(
     "config",
-    ["#define PM_ARENA_EXTERN\n", '#define PM_ARENA_SECTION ".slow_memory"\n'],
-    ids=["given", "placed"],
+    [
+        pytest.param("#define PM_ARENA_EXTERN\n", id="given"),
+        pytest.param(
+            '#define PM_ARENA_SECTION ".slow_memory"\n', id="placed", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_arena_is_where_the_application_wants_it(called, config):
     """In memory of the caller, or in a section of the linker: the step is the same."""

@@ -64,6 +64,7 @@ def test_schedules_train_as_torch(schedule, optimizer, tmp_path):
     assert exported.manifest["exactness"] == EXACTNESS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     [Target.M4, *mark_seeds_except([Target.M3, Target.M7], ())],
@@ -141,7 +142,8 @@ class Pixels(nn.Module):
         return self.net(((x.float() / 255 - mean) * 4).to(self.net[1].weight.dtype))
 
 
-@pytest.mark.parametrize("rows", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [False, True])
 def test_bytes_become_int8_at_once(rows, tmp_path):
     """One table for each channel: no tensor of real numbers in front of the first layer."""
 

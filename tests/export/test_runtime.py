@@ -198,6 +198,7 @@ def _resumed(toys, target, folder, *, printed):
     return rest.require_success().state
 
 
+@pytest.mark.slow
 def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
     """Training continues from the last whole step, to the same state; without commits from none."""
     whole = toys.run(Target.HOST, COMMIT, tmp_path, steps=STEPS).require_success()

@@ -119,7 +119,8 @@ def test_component_and_module_train(folders, expected, tmp_path, sdk, name):
     assert trained(program, tmp_path) == expected
 
 
-@pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sdk", ["esp", "zephyr"])
 def test_storage_begins_where_the_build_says(folders, expected, tmp_path, sdk):
     """Storage begins behind the other data of the partition, of which no byte is accessed."""
     start = {"esp": {"PM_FLASH_START": 8192}, "zephyr": {"START": "0x2000"}}[sdk]

@@ -6,6 +6,7 @@ from kit.digits import STEP, linear_step
 from kit.nor_flash import C
 from kit.programs import require_programs, run_command
 from kit.rotation import mark_seeds_except
+from kit.shared_objects import link_program
 from poetmodel.export.exporting import export_step
 from poetmodel.lowered.io import load_step
 
@@ -42,10 +43,10 @@ def chip(folders, tmp_path_factory):
             options = [f"-D{name}={value}" for name, value in names.items()]
             sources = [str(__file__).replace("test_shared_storage.py", "library/one_chip.c")]
             for prefix in (first, second):
-                options.append(f"-I{folders[prefix] / 'include'}")
                 sources += sorted((folders[prefix] / "src").glob("*.c"))
                 sources.append(folders[prefix] / "port" / "driver_spi_flash.c")
-            run_command([*C, "-O0", *options, *flags, *sources, "-lm", "-o", app], app.parent)
+            includes = [folders[prefix] / "include" for prefix in (first, second)]
+            link_program([*C, *options, *flags], sources, includes, app)
             made[key] = app
         lines = run_command([made[key], *words.split()], made[key].parent).splitlines()
         return [line.split(" ", 1)[1] for line in lines]
