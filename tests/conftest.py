@@ -30,16 +30,25 @@ collect_ignore = LEFT_OUT = [] if find_spec("torch") else sorted(map(str, _NEED_
 
 # Speed is no promise of a test, and machines that run tests are shared: no deadlines.
 _QUIET = (HealthCheck.too_slow,)
+EXAMPLES = 100 if os.environ.get("POETMODEL_SEEDS") == "all" else 40
+"""Number of examples of a test that states none; more where every seed is tried."""
 
 settings.register_profile(
     "ci",
+    max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
     database=None,
     print_blob=True,
     suppress_health_check=_QUIET,
 )
-settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_QUIET)
+settings.register_profile(
+    "dev",
+    max_examples=EXAMPLES,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=_QUIET,
+)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # pytest listens to each logger, and PyTorch makes long records of captures where one is heard.

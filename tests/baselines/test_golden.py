@@ -30,7 +30,10 @@ NAMES = [
     for name in (entry.name, *(f"{entry.name}:{variant}" for variant in entry.variants))
 ]
 
-LONG = {"checkmate-rounding", "checkmate-rounding:randomized", "capuchin"}
+LONG = {
+    *("checkmate-rounding", "checkmate-rounding:randomized", "capuchin"),
+    *("capuchin:energy", "capuchin:time", "pofo:energy", "pofo:time", "lower-sets:pruned"),
+}
 
 
 @cache

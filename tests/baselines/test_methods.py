@@ -83,7 +83,7 @@ def _options(name):
     "problem",
     mark_seeds_except(
         PROBLEMS,
-        ("chain 85%", "chain 70%", "network 0 70%", "network 1 85%", "random 0", "random 1"),
+        ("chain 70%", "network 1 85%", "random 0"),
     ),
 )
 @pytest.mark.parametrize("entry", METHODS.values(), ids=METHODS)
@@ -195,7 +195,7 @@ def test_schedules_keep_the_budget_or_are_refused(
 @pytest.mark.parametrize(
     "method", [lru_paging, capuchin, swap_advisor, dtr, partial(dtr, liveness=True), dtr_paging]
 )
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(graph=graphs(max_nodes=10, on_aux=True))
 def test_minimum_ram_is_enough(method, graph):
     """With storage a budget of the largest working set is always kept, the same way each time.
@@ -211,7 +211,7 @@ def test_minimum_ram_is_enough(method, graph):
 
 
 @pytest.mark.parametrize("method", [rotor, pofo])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", mark_seeds_except(range(8), range(3)))
 def test_chains_of_steps_keep_the_budget(method, seed):
     """Networks with skips are divided into steps of several nodes; schedules are valid and fit."""
     graph = random_training_graph(make_rng(f"{method.__name__} steps/{seed}"), 7)

@@ -88,6 +88,7 @@ def test_both_compute_the_same(tmp_path):
         cmsis_nn.check_results(replace(found, metrics={**found.metrics, "most": 2}))
 
 
+@pytest.mark.slow
 def test_a_layer_that_the_library_refuses_is_named(tmp_path):
     """The other layers are then not listed."""
     require_programs(Target.M4)

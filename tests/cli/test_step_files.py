@@ -124,6 +124,7 @@ def test_tiles_are_those_of_export(train, tmp_path):
     assert "PyTorch's kernels" in invoke("trace", train, "--optimizer", "sgd").out
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_commands_find_the_tiles_in_which_a_step_fits(train, tmp_path, told):
     """``limits`` has the floor of both, and refusals name the step; RAM is a share of the whole."""

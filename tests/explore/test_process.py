@@ -88,9 +88,8 @@ def test_ctrl_c_ends_it_while_it_starts(tmp_path, asked, delay_s):
     assert started.returncode in (0, INTERRUPTED, -asked)
 
 
-@pytest.mark.parametrize(
-    "solves", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["idle", "solving"]
-)
+@pytest.mark.parametrize("solves", [False, True], ids=["idle", "solving"])
+@pytest.mark.slow
 def test_signals_while_it_ends_change_nothing(tmp_path, solves):
     """Repeated signals end the server as one does, idle or during a solve."""
     with run_explorer(tmp_path, *SMALL, errors=subprocess.PIPE) as explorer:

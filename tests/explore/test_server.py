@@ -235,6 +235,7 @@ def test_command_reproduces_the_point(visitor, more, tmp_path, monkeypatch):
     assert document.stated_metrics["energy_j"] == pytest.approx(point["energy_j"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_command_of_a_step_file_makes_its_c(visitor, tmp_path, monkeypatch):
     """The tensors of the folder have no more RAM than the point."""
     problem = visitor.open({"model": STEP.name, "device": "nrf52840"})

@@ -143,7 +143,7 @@ def unlimited(*, with_state, at_floor):
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("at_floor", [True, False])
-@parametrize_parts(3)
+@parametrize_parts(8)
 def test_with_paging_and_no_limits_one_is_always_found(part, with_state, at_floor):
     """Any budget from the floor on will do, where storage, time and energy are not limited."""
     for problem in part.select(unlimited(with_state=with_state, at_floor=at_floor)):

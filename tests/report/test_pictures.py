@@ -64,9 +64,16 @@ def test_every_picture_is_a_page(which, tmp_path):
     assert path.read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize("which", ["timeline", "map"])
 @pytest.mark.parametrize(
-    ("form", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+    ("form", "begin", "which"),
+    [
+        ("svg", b"<?xml", "timeline"),
+        ("png", b"\x89PNG", "map"),
+        ("pdf", b"%PDF", "timeline"),
+        pytest.param("svg", b"<?xml", "map", marks=pytest.mark.slow),
+        pytest.param("png", b"\x89PNG", "timeline", marks=pytest.mark.slow),
+        pytest.param("pdf", b"%PDF", "map", marks=pytest.mark.slow),
+    ],
 )
 def test_still_pictures_are_files_of_their_form(which, form, begin, tmp_path):
     """Names of any characters can be drawn, and the same picture is the same bytes."""

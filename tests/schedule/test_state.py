@@ -290,7 +290,7 @@ def changed(rng, graph, schedule):
     return replace(schedule, **{name: tuple(pairs)})
 
 
-@parametrize_parts(32)
+@parametrize_parts(64)
 def test_simulator_agrees_with_the_blunt_one(part):
     """20,000 schedules as drawn and after some changes: equal figures, or both find a fault."""
     counts = {True: 0, False: 0}

@@ -57,7 +57,7 @@ SEEDS = [f"c/{i}" for i in range(400)]
     ("way", "make", "seeds"),
     [
         ("lazy", state_problem, SEEDS[:40]),
-        ("compact", state_rows_problem, SEEDS[40:60]),
+        pytest.param("compact", state_rows_problem, SEEDS[40:60], marks=pytest.mark.slow),
         pytest.param("compact", state_problem, SEEDS[:40], marks=pytest.mark.slow),
         pytest.param("lazy", state_rows_problem, SEEDS[40:60], marks=pytest.mark.slow),
         *(

@@ -194,7 +194,7 @@ def test_what_fits_is_returned_without_time_for_another_solve(mode):
     assert (found.result.termination, found.result.bound_j) == (Termination.TIME_LIMIT, 10.0)
 
 
-@pytest.mark.parametrize("number", [19, 41])
+@pytest.mark.parametrize("number", [19, pytest.param(41, marks=pytest.mark.slow)])
 def test_a_search_alone_follows_a_solve_that_was_cut_short(number):
     """With a wide gap, because a bound for less RAM is useless; it finds the solve's schedule."""
     problem, calls = scarce_problem(f"improve/{number}", (8, 14)), []

@@ -355,7 +355,7 @@ def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline():
 
 
 @pytest.mark.parametrize(
-    "number", [*range(8), *(pytest.param(n, marks=pytest.mark.seeds) for n in range(8, 200))]
+    "number", [*range(4), *(pytest.param(n, marks=pytest.mark.seeds) for n in range(4, 200))]
 )
 @pytest.mark.parametrize("with_state", [False, True])
 def test_result_lies_between_both_sums(number, *, with_state):

@@ -43,9 +43,9 @@ def depths(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("counts", ["serial", "overlap"])
+@pytest.mark.parametrize("counts", ["overlap", pytest.param("serial", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [lambda problem: problem, build], ids=["problem", "model"])
-@pytest.mark.parametrize("deadline", [None, "120%"])
+@pytest.mark.parametrize("deadline", ["120%", pytest.param(None, marks=pytest.mark.slow)])
 def test_the_way_to_the_solver_is_short(depths, counts, make, deadline):
     """From `solve` to the solver in two threads there are at most twenty functions."""
     problem = comb_problem(8, 10, deadline=deadline, deadline_counts=counts)
