@@ -155,7 +155,7 @@ def test_a_step_needs_no_name_of_its_file_and_no_length(paged):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(
-    "end", [pytest.param("collected", marks=pytest.mark.slow), "closed", "exit"]
+    "end", mark_seeds_except(["collected", "closed", "exit"], ["exit"], ["collected", "closed"])
 )
 def test_a_forked_process_leaves_the_file_alone(paged, end):
     """In any case; the step of the parent continues."""

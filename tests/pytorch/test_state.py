@@ -544,7 +544,13 @@ def test_attributes_are_put_back():
     assert own[0][0].aux is None
 
 
-@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.utils.spectral_norm,
+        pytest.param(nn.utils.parametrizations.weight_norm, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_that_hooks_make_are_not_told(norm, caplog, tmp_path):
     """A weight that is computed from parameters in each pass is no attribute that gets stale."""
     model = nn.Sequential(norm(nn.Linear(4, 4)), nn.Linear(4, 4))

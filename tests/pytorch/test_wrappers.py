@@ -207,8 +207,14 @@ def test_wrappers_refuse_gradients_that_are_not_returned(alone, is_sharded):
         wrapped(x)
 
 
-@pytest.mark.parametrize("options", [OPTIONS, {}])
-@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize(
+    ("is_called", "options"),
+    [
+        (False, {}),
+        (True, OPTIONS),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, OPTIONS), (True, {}))),
+    ],
+)
 @pytest.mark.usefixtures("alone")
 def test_a_compiled_wrapper_is_refused(is_called, options):
     """However it is compiled: compile the module inside, then wrap it."""
