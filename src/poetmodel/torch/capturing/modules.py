@@ -174,7 +174,8 @@ _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Return whether PyTorch calls a hook when a tensor gets its gradient."""
-    return tensor.requires_grad and any(getattr(tensor, name) for name in _TENSOR_HOOKS)
+    hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks  # noqa: SLF001
+    return bool(hooks and tensor.requires_grad)
 
 
 @contextmanager
