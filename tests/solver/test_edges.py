@@ -213,14 +213,15 @@ def test_what_a_problem_forbids_cannot_be_wanted(way, changes):
 
 
 # -- at every scale ------------------------------------------------------------------------------
+BYTES_BESIDE_TERABYTES = [(scaled_rows_problem, "scaled rows/161", way, "highs") for way in BOTH]
+"""A byte that no solver sees, beside terabytes, of a tensor that no other row names."""
+
+
 @pytest.mark.parametrize(
     ("make", "seed", "way", "solver"),
     [
-        # A byte that no solver sees, beside terabytes, of a tensor that no other row names.
         *mark_seeds_except(
-            ROWS := [(scaled_rows_problem, "scaled rows/161", way, "highs") for way in BOTH],
-            ROWS[:1],
-            ROWS,
+            BYTES_BESIDE_TERABYTES, BYTES_BESIDE_TERABYTES[:1], BYTES_BESIDE_TERABYTES
         ),
         # SCIP finds the solution that ends this one before its search begins.
         *((scaled_instance, "scales/927", "lazy", name) for name in BACKENDS),
