@@ -256,6 +256,10 @@ def test_hooks_of_gradients_are_refused_where_nothing_calls_them(register):
         compile_keep_all(*own, optimizer=optimizer)
     with pytest.raises(pmt.CaptureError, match=r"0\.weight has a hook of its gradient"):
         pmt.trace(*own)
+    model, loss_fn, (x, y) = row_step(nn.Linear(4, 4))
+    register(x.requires_grad_())
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\] has a hook of its gradient"):
+        pmt.trace(model, loss_fn, (x, y))
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,9 @@ def _capture_graph(
     """Context manager with a captured step; restores at its end what passes have changed."""
     parts = [part for part in (model, loss_fn) if isinstance(part, torch.nn.Module)]
     refuse(name, chain.from_iterable(map(_backward_hook_errors, parts)))
-    if is_snapshot:
-        refuse(name, chain.from_iterable(map(_parameter_hook_errors, parts)))
     flat_inputs, spec = flatten(inputs)
+    if is_snapshot:
+        refuse(name, _gradient_hook_errors(parts, flat_inputs))
     batch = unflatten(flat_inputs, spec)
     uses_keywords = takes_keywords(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
@@ -308,12 +308,16 @@ def _backward_hook_errors(model: torch.nn.Module) -> Iterator[str]:
             )
 
 
-def _parameter_hook_errors(model: torch.nn.Module) -> Iterator[str]:
-    """Yield a text for each parameter of a model with gradient hooks."""
-    for path, parameter in model.named_parameters():
-        if has_hooks(parameter):
+def _gradient_hook_errors(
+    parts: Sequence[torch.nn.Module], flat_inputs: Sequence[Any]
+) -> Iterator[str]:
+    """Yield a text for each parameter of `parts`, and each input, with gradient hooks."""
+    parameters = chain.from_iterable(part.named_parameters() for part in parts)
+    inputs = ((f"inputs[{i}]", value) for i, value in enumerate(flat_inputs))
+    for name, value in chain(parameters, inputs):
+        if isinstance(value, torch.Tensor) and has_hooks(value):
             yield (
-                f"{path} has a hook of its gradient, whose Python is not part of the graph; remove "
+                f"{name} has a hook of its gradient, whose Python is not part of the graph; remove "
                 "it, or change the gradient in the loss"
             )
 
