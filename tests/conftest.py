@@ -34,21 +34,13 @@ EXAMPLES = 100 if os.environ.get("POETMODEL_SEEDS") == "all" else 40
 """Number of examples of a test that states none; more where every seed is tried."""
 
 settings.register_profile(
-    "ci",
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=True,
-    suppress_health_check=_QUIET,
-)
-settings.register_profile(
     "dev",
     max_examples=EXAMPLES,
     deadline=None,
     print_blob=True,
     suppress_health_check=_QUIET,
 )
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # pytest listens to each logger, and PyTorch makes long records of captures where one is heard.

@@ -36,7 +36,7 @@ QUICK = (
     ("amsgrad", None), ("adam, foreach", 0.1), ("nadam", None), ("rmsprop, centered", None),
     ("adagrad, decay", None),
 )  # fmt: skip
-"""Optimizers and norms of gradients that the quick tests try; others of them have SGD."""
+"""Optimizers and norms of gradients that the quick tests try; those with SGD are slow."""
 MEASURED = ("sgd", "nesterov", "adam", "nadam, foreach", "rmsprop", "rmsprop, momentum", "adagrad")
 """Optimizers whose memory is measured."""
 

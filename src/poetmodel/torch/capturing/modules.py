@@ -11,6 +11,8 @@ from collections import UserDict, UserList, deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,19 +172,20 @@ class _TensorState:
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that contain its hooks."""
+_find_hooks: Final = attrgetter(*_TENSOR_HOOKS)
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Return whether PyTorch calls a hook when a tensor gets its gradient."""
-    hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks  # noqa: SLF001
-    return bool(hooks and tensor.requires_grad)
+    return any(_find_hooks(tensor)) and tensor.requires_grad
 
 
 @contextmanager
 def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Context manager in which tensors have no gradient hooks."""
-    values = [getattr(tensor, name) for tensor in tensors for name in _TENSOR_HOOKS]
-    removed = [(hooks, dict(hooks)) for hooks in values if hooks]
+    removed = [
+        (hooks, dict(hooks)) for hooks in chain.from_iterable(map(_find_hooks, tensors)) if hooks
+    ]
     for hooks, _ in removed:
         hooks.clear()
     try:

@@ -326,8 +326,8 @@ class GradientTarget:
 class Gradients:
     """The gradients of one step, added to ``.grad`` at once; some at its end.
 
-    These are new ones, those of tensors with hooks, which may change what the step still reads, and
-    all if `is_delayed`.
+    These are new ones, those of tensors with hooks, which may change tensors that the step still
+    reads, and all if `is_delayed`.
     """
 
     def __init__(
